@@ -1,0 +1,84 @@
+"""Δφ(y, x̂0, t): the trained network that takes the place of a hand-derived data-consistency step.
+
+The paper's network reads x̂0 and y repeated to image size: `inputs = ("y",)`. Ours may also be told what is
+known about the measurement; which of these a network reads stands in its configuration.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ddc.errors import UserError
+from ddc.networks import build_network, load_network, read_config, run_unet, save_network
+from ddc.schedule import Time
+
+if TYPE_CHECKING:
+    from ddc.problems import Problem
+
+from typing import Literal
+
+Input = Literal["y", "estimate", "mask", "sigma", "projection"]
+CHANNELS: dict[Input, int] = {"y": 3, "estimate": 3, "mask": 1, "sigma": 1, "projection": 3}
+
+
+class DataConsistency(nn.Module):
+    """The network and the list of what it reads beside x̂0."""
+
+    def __init__(self, unet: nn.Module, inputs: tuple[Input, ...] = ("y",)) -> None:
+        super().__init__()
+        unknown = set(inputs) - set(get_args(Input))
+        if unknown:
+            raise UserError(f"network inputs {sorted(unknown)} are not known; expected some of {get_args(Input)}")
+        expected = 3 + sum(CHANNELS[name] for name in inputs)
+        actual = int(unet.config["in_channels"])  # type: ignore[index]
+        if actual != expected:
+            raise UserError(
+                f"this is not a data-consistency network for inputs {list(inputs)}: it takes {actual} channels, "
+                f"expected {expected} (3 for x̂0 and {expected - 3} for the measurement)"
+            )
+        self.unet = unet
+        self.inputs = inputs
+
+    def forward(self, known: Tensor, x0: Tensor, t: Time) -> Tensor:
+        """Δ, from `known` (see `describe`) and the prior's x̂0."""
+        return run_unet(self.unet, torch.cat([x0, known], dim=1), t).to(x0.dtype)
+
+    def describe(self, y: Tensor, x0: Tensor, problem: "Problem") -> Tensor:
+        """What the network is told beside x̂0: (B, k, H, W). Only "projection" depends on x̂0."""
+        size = (x0.shape[-2], x0.shape[-1])
+        one = x0[:, :1]
+        parts = []
+        for name in self.inputs:
+            if name == "y":
+                part = problem.operator.to_image(y, size)
+            elif name == "estimate":
+                part = problem.operator.estimate(y, problem.sigma, size)
+            elif name == "projection":
+                part = problem.operator.project(x0, y, problem.sigma)
+            elif name == "mask":
+                mask = problem.operator.observed(y, size)
+                part = torch.ones_like(one) if mask is None else mask.to(one.dtype).expand_as(one)
+            else:  # the noise level, brought to the order of 1
+                part = torch.ones_like(one) * (10.0 * problem.sigma)
+            parts.append(part)
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    def from_pretrained(folder: str | Path) -> "DataConsistency":
+        """Read a network folder; one without `inputs` in its configuration is the paper's (x̂0 and y)."""
+        config = read_config(Path(folder))
+        inputs = tuple(config.pop("inputs", ("y",)))
+        return DataConsistency(load_network(folder, config), inputs).eval()
+
+    @staticmethod
+    def from_config(config: dict[str, Any]) -> "DataConsistency":
+        config = dict(config)
+        inputs: tuple[Input, ...] = tuple(config.pop("inputs", ("y",)))
+        config["in_channels"] = 3 + sum(CHANNELS[name] for name in inputs)
+        return DataConsistency(build_network(config), inputs)
+
+    def save_pretrained(self, folder: str | Path, **options: Any) -> None:
+        extra = {"inputs": list(self.inputs)} | options.pop("extra_config", {})
+        save_network(self.unet, folder, extra_config=extra, **options)

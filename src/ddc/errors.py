@@ -1,0 +1,9 @@
+"""The one exception that people are meant to read."""
+
+
+class UserError(ValueError):
+    """Something the person gave cannot be used.
+
+    The message is one line: what was wrong, what was expected, what to do. The command line prints it
+    without a traceback and exits with code 2.
+    """

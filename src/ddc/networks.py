@@ -1,0 +1,313 @@
+"""The networks: a compact U-Net, and folders of weights in the diffusers convention.
+
+A folder holds `config.json` and safetensors (one file or shards). `_class_name` in the configuration
+chooses the class: `CompactUNet` here, or diffusers' `UNet2DModel`, which is what the paper's network and
+OpenAI's 256×256 prior are.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ddc.errors import UserError
+
+WEIGHTS = "diffusion_pytorch_model"
+
+
+class CompactUNet(nn.Module):
+    """A U-Net on `patch_size`² pixel-unshuffled images, with attention at the lowest level only.
+
+    Convolutional elsewhere, so it takes any height and width (padded inside to a multiple of
+    `size_multiple`). `channels[i]` is the width of level i and `blocks[i]` the number of residual blocks
+    before and after it; the last level is the middle and has `blocks[-1]` of them.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        out_channels: int = 3,
+        patch_size: int = 2,
+        channels: tuple[int, ...] = (96, 160, 256, 320),
+        encoder_blocks: tuple[int, ...] = (2, 2, 2, 2),
+        decoder_blocks: tuple[int, ...] = (2, 2, 2),
+        head_dim: int = 64,
+        groups: int = 32,
+    ) -> None:
+        super().__init__()
+        if len(encoder_blocks) != len(channels) or len(decoder_blocks) != len(channels) - 1:
+            raise UserError(
+                f"a U-Net of {len(channels)} levels needs {len(channels)} encoder_blocks and "
+                f"{len(channels) - 1} decoder_blocks, not {len(encoder_blocks)} and {len(decoder_blocks)}"
+            )
+        self.config: dict[str, Any] = dict(
+            in_channels=in_channels,
+            out_channels=out_channels,
+            patch_size=patch_size,
+            channels=list(channels),
+            encoder_blocks=list(encoder_blocks),
+            decoder_blocks=list(decoder_blocks),
+            head_dim=head_dim,
+            groups=groups,
+        )
+        self.patch_size = patch_size
+        self.size_multiple = patch_size * 2 ** (len(channels) - 1)
+        time_dim = 4 * channels[0]
+        self.time_dim = channels[0]
+        self.time = nn.Sequential(nn.Linear(channels[0], time_dim), nn.SiLU(), nn.Linear(time_dim, time_dim))
+        self.enter = nn.Conv2d(in_channels * patch_size**2, channels[0], 3, padding=1)
+
+        self.down = nn.ModuleList()
+        for level, width in enumerate(channels):
+            stage = nn.ModuleList([ResidualBlock(width, time_dim, groups) for _ in range(encoder_blocks[level])])
+            if level == len(channels) - 1:
+                stage.insert(len(stage) // 2, Attention(width, head_dim, groups))
+            else:
+                stage.append(nn.Conv2d(width, channels[level + 1], 2, stride=2))
+            self.down.append(stage)
+
+        self.up = nn.ModuleList()
+        for level in reversed(range(len(channels) - 1)):
+            width = channels[level]
+            stage = nn.ModuleList([nn.Conv2d(channels[level + 1], 4 * width, 1), nn.Conv2d(2 * width, width, 1)])
+            stage.extend(ResidualBlock(width, time_dim, groups) for _ in range(decoder_blocks[level]))
+            self.up.append(stage)
+
+        self.exit_norm = nn.GroupNorm(groups, channels[0])
+        self.exit = nn.Conv2d(channels[0], out_channels * patch_size**2, 3, padding=1)
+        nn.init.zeros_(self.exit.weight)
+        nn.init.zeros_(self.exit.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """x (B, in, H, W) and t (B,) → (B, out, H, W)."""
+        height, width = x.shape[-2:]
+        x = pad_to_multiple(x, self.size_multiple)
+        h = self.enter(F.pixel_unshuffle(x, self.patch_size))  # (B, C, H/p, W/p)
+        emb = F.silu(self.time(sinusoidal(t, self.time_dim).to(h.dtype)))
+
+        skips = []
+        for stage in self.down:
+            for layer in stage:
+                if isinstance(layer, nn.Conv2d):
+                    skips.append(h)
+                    h = layer(h)
+                else:
+                    h = layer(h, emb)
+        for stage in self.up:
+            upsample, fuse, *blocks = stage
+            h = F.pixel_shuffle(upsample(h), 2)
+            h = fuse(torch.cat([h, skips.pop()], dim=1))
+            for block in blocks:
+                h = block(h, emb)
+        h = self.exit(F.silu(self.exit_norm(h)))
+        return F.pixel_shuffle(h, self.patch_size)[..., :height, :width]
+
+
+class ResidualBlock(nn.Module):
+    """GroupNorm, SiLU, convolution, twice; the time scales and shifts the second normalisation."""
+
+    def __init__(self, width: int, time_dim: int, groups: int) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(groups, width)
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1)
+        self.time = nn.Linear(time_dim, 2 * width)
+        self.norm2 = nn.GroupNorm(groups, width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        nn.init.zeros_(self.conv2.weight)
+        nn.init.zeros_(self.conv2.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, emb: Tensor) -> Tensor:
+        scale, shift = self.time(emb)[:, :, None, None].chunk(2, dim=1)
+        h = self.conv1(F.silu(self.norm1(x)))
+        h = self.conv2(F.silu(self.norm2(h) * (1 + scale) + shift))
+        return x + h
+
+
+class Attention(nn.Module):
+    """Self-attention over the positions of the lowest level."""
+
+    def __init__(self, width: int, head_dim: int, groups: int) -> None:
+        super().__init__()
+        self.heads = max(width // head_dim, 1)
+        self.norm = nn.GroupNorm(groups, width)
+        self.qkv = nn.Conv2d(width, 3 * width, 1)
+        self.out = nn.Conv2d(width, width, 1)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, emb: Tensor) -> Tensor:
+        batch, width, height, breadth = x.shape
+        qkv = self.qkv(self.norm(x)).flatten(2).view(batch, 3, self.heads, width // self.heads, -1)
+        q, k, v = qkv.transpose(-1, -2).unbind(1)  # each (B, heads, H·W, dim)
+        h = F.scaled_dot_product_attention(q, k, v).transpose(-1, -2).reshape(batch, width, height, breadth)
+        return x + self.out(h)
+
+
+def sinusoidal(t: Tensor, dim: int) -> Tensor:
+    """The usual sine and cosine embedding of t (B,) → (B, dim), in float32."""
+    half = dim // 2
+    frequencies = torch.exp(-math.log(10000.0) * torch.arange(half, device=t.device, dtype=torch.float32) / half)
+    angles = t.float()[:, None] * frequencies[None]
+    return torch.cat([angles.cos(), angles.sin()], dim=1)
+
+
+def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    """Pad below and to the right by mirroring; by repeating the border where the picture is too small for that."""
+    height, width = x.shape[-2:]
+    down, right = -height % multiple, -width % multiple
+    if not (down or right):
+        return x
+    mode = "reflect" if down < height and right < width else "replicate"
+    return F.pad(x, (0, right, 0, down), mode=mode)
+
+
+def run_unet(unet: nn.Module, x: Tensor, t: int | Tensor) -> Tensor:
+    """Call either class of U-Net with an integer t or one per image."""
+    times = t if isinstance(t, Tensor) else torch.full((x.shape[0],), t, device=x.device)
+    if isinstance(unet, CompactUNet):
+        return unet(x, times)
+    height, width = x.shape[-2:]
+    out = unet(pad_to_multiple(x, unet_size_multiple(unet)), times)
+    out = out if isinstance(out, Tensor) else out.sample
+    return out[..., :height, :width]
+
+
+def unet_size_multiple(unet: nn.Module) -> int:
+    if isinstance(unet, CompactUNet):
+        return unet.size_multiple
+    return 2 ** (len(unet.config["block_out_channels"]) - 1)  # type: ignore[index]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# folders
+
+
+def build_network(config: dict[str, Any]) -> nn.Module:
+    """A network with fresh weights from its configuration; keys that begin with _ are remarks."""
+    name = config.get("_class_name", "CompactUNet")
+    settings = {k: v for k, v in config.items() if not k.startswith("_")}
+    if name == "CompactUNet":
+        unknown = set(settings) - set(CompactUNet().config if not settings else _compact_keys())
+        if unknown:
+            raise UserError(f"CompactUNet has no setting {sorted(unknown)}; it takes {sorted(_compact_keys())}")
+        return CompactUNet(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})
+    if name == "UNet2DModel":
+        from diffusers import UNet2DModel
+
+        return UNet2DModel.from_config(settings)
+    raise UserError(f"the network class {name!r} is not known; expected CompactUNet or UNet2DModel")
+
+
+def _compact_keys() -> set[str]:
+    names = CompactUNet.__init__.__code__.co_varnames
+    return set(names[1 : CompactUNet.__init__.__code__.co_argcount])
+
+
+def network_config(network: nn.Module) -> dict[str, Any]:
+    """The configuration that `build_network` takes."""
+    return {"_class_name": type(network).__name__, **dict(network.config)}  # type: ignore[arg-type]
+
+
+def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
+    path = folder / name
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; a model is a folder with config.json and safetensors")
+    if not path.is_file():
+        raise UserError(f"{folder} has no {name}; a model is a folder with config.json and safetensors")
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} should hold one JSON object")
+    return config
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder: one safetensors file, or the shards that its index names."""
+    index = folder / f"{WEIGHTS}.safetensors.index.json"
+    single = folder / f"{WEIGHTS}.safetensors"
+    if index.is_file():
+        names = sorted(set(read_config(folder, index.name)["weight_map"].values()))
+        paths = [folder / name for name in names]
+    elif single.is_file():
+        paths = [single]
+    else:
+        pickles = [p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth", ".ckpt"}]
+        hint = f"; {pickles[0]} is a pickle, which is not opened: turn it into a folder with `ddc convert`" if pickles else ""
+        raise UserError(f"{folder} has no weights ({WEIGHTS}.safetensors){hint}")
+    state: dict[str, Tensor] = {}
+    for path in paths:
+        try:
+            state.update(load_file(path))
+        except FileNotFoundError:
+            raise UserError(f"{path} is missing; copy the model folder again, with all its shards") from None
+        except SafetensorError as error:
+            raise UserError(f"{path} is not a good safetensors file ({error}); copy it again") from None
+    return state
+
+
+def load_network(folder: str | Path, config: dict[str, Any] | None = None) -> nn.Module:
+    """Read a network and its weights, in float32 and eval mode. A missing weight is an error."""
+    folder = Path(folder)
+    network = build_network(config if config is not None else read_config(folder))
+    state = {name: tensor.float() for name, tensor in read_weights(folder).items()}
+    expected = network.state_dict()
+    wrong = [k for k in expected if k in state and state[k].shape != expected[k].shape]
+    missing, extra = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
+    if missing or extra or wrong:
+        raise UserError(
+            f"the weights in {folder} do not fit its config.json: {len(missing)} missing, {len(extra)} unknown, "
+            f"{len(wrong)} of another shape, for example {(missing + extra + wrong)[0]}"
+        )
+    network.load_state_dict(state)
+    return network.eval().requires_grad_(False)
+
+
+def save_network(
+    network: nn.Module,
+    folder: str | Path,
+    *,
+    extra_config: dict[str, Any] | None = None,
+    state: dict[str, Tensor] | None = None,
+    dtype: torch.dtype = torch.float32,
+    shard_mb: float | None = None,
+) -> None:
+    """Write config.json and safetensors, in shards of at most `shard_mb` megabytes if given."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = network_config(network) | (extra_config or {})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    tensors = {
+        k: v.detach().to("cpu", dtype if v.is_floating_point() else v.dtype).contiguous()
+        for k, v in (state if state is not None else network.state_dict()).items()
+    }
+    for old in folder.glob(f"{WEIGHTS}*"):
+        old.unlink()
+    limit = float("inf") if shard_mb is None else shard_mb * 1e6
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0.0
+    for name, tensor in tensors.items():
+        n_bytes = tensor.numel() * tensor.element_size()
+        if shards[-1] and size + n_bytes > limit:
+            shards.append({})
+            size = 0.0
+        shards[-1][name] = tensor
+        size += n_bytes
+    if len(shards) == 1:
+        save_file(shards[0], folder / f"{WEIGHTS}.safetensors", metadata={"format": "pt"})
+        return
+    weight_map = {}
+    for i, shard in enumerate(shards, 1):
+        name = f"{WEIGHTS}-{i:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(shard, name))
+    total = sum(t.numel() * t.element_size() for t in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / f"{WEIGHTS}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")

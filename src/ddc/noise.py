@@ -1,0 +1,86 @@
+"""Gaussian noise that depends on (seed, draw, channel, row, column) and on nothing else.
+
+A solver asks its noise source for one field after another. Because every number is a hash of its own
+address, a batch of four equals four batches of one, a tile equals the same window of the whole picture,
+and a GPU draws what a CPU draws (up to the last bits of log and cos).
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+
+
+def derive_seed(seed: int, name: str | int) -> int:
+    """A seed for one image, from the seed people give and the image's name or index."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:4], "little")
+
+
+def _mix_int(x: int) -> int:
+    x ^= x >> 16
+    x = (x * 0x7FEB352D) & _MASK
+    x ^= x >> 15
+    x = (x * 0x846CA68B) & _MASK
+    return x ^ (x >> 16)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The same 32-bit finaliser (Wellons' lowbias32) on int64 tensors holding 32-bit values."""
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & _MASK
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & _MASK
+    return x ^ (x >> 16)
+
+
+class Noise:
+    """A source of N(0, I) fields, one seed per image.
+
+    `origin` is the row and column of the window in a larger picture, so that tiles share one field.
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        origin: tuple[int, int] = (0, 0),
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.seeds = list(seeds)
+        self.origin = origin
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.draws = 0
+
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        """The next field, of shape (B, C, H, W) with B = len(seeds)."""
+        u1, u2 = self._uniform_pair(shape)
+        z = torch.sqrt(-2.0 * torch.log(u1)) * torch.cos(2.0 * math.pi * u2)
+        return z.to(self.dtype)
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        """The next field of uniform numbers in (0, 1)."""
+        return self._uniform_pair(shape)[0].to(self.dtype)
+
+    def _uniform_pair(self, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+        batch, channels, height, width = shape
+        if batch != len(self.seeds):
+            raise ValueError(f"noise for {batch} images was asked of a source with {len(self.seeds)} seeds")
+        draw, self.draws = self.draws, self.draws + 1
+        top, left = self.origin
+        rows = torch.arange(top, top + height, device=self.device).view(1, 1, height, 1)
+        cols = torch.arange(left, left + width, device=self.device).view(1, 1, 1, width)
+        planes = torch.arange(channels, device=self.device).view(1, channels, 1, 1)
+        address = ((rows << 16) ^ cols) & _MASK
+        keys = [_mix_int(_mix_int((seed ^ (seed >> 32)) & _MASK) ^ ((draw * 0x9E3779B9) & _MASK)) for seed in self.seeds]
+        key = torch.tensor(keys, device=self.device, dtype=torch.int64).view(batch, 1, 1, 1)
+        plane_key = _mix(key ^ _mix(planes + 0x51ED27))
+        h1 = _mix(_mix(address ^ plane_key) + plane_key & _MASK)
+        h2 = _mix(h1 ^ 0x6C62272E ^ _mix(plane_key + 1 & _MASK))
+        # 24 bits each, never 0: |z| stays below 5.9
+        return ((h1 >> 8).float() + 0.5) / 2**24, ((h2 >> 8).float() + 0.5) / 2**24

@@ -1,0 +1,58 @@
+"""DDC, "Deep Data Consistency" (Chen, Hao, Xiao 2024), Algorithm 1.
+
+x̂0 from the frozen prior, x̂0,y = x̂0 − Δφ(y, x̂0, t) from the trained network, and the posterior step.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ddc.consistency import DataConsistency
+from ddc.noise import Noise
+from ddc.operators.base import Operator
+from ddc.priors import Denoiser
+from ddc.problems import Problem
+from ddc.schedule import Spacing
+from ddc.solvers.base import Callback, Solver, Step
+
+
+@dataclass(frozen=True)
+class DDC(Solver):
+    """Deep Data Consistency: any operator the network was trained for, in five steps."""
+
+    name: ClassVar[str] = "ddc"
+    operators: ClassVar[type[Operator]] = Operator
+    needs: ClassVar[tuple[str, ...]] = ("prior", "network")
+
+    steps: int = 5
+    """Sampling steps."""
+    spacing: Spacing = "leading"
+    """Timesteps of the short run: leading (800, 600, …, 0) or even (999, 749, …, 0)."""
+
+    def solve(
+        self,
+        y: Tensor,
+        problem: Problem,
+        prior: Denoiser,
+        noise: Noise,
+        callback: Callback | None = None,
+        **parts: Any,
+    ) -> Tensor:
+        network: DataConsistency = parts["network"]
+        schedule = prior.schedule
+        pairs = schedule.pairs(self.steps, self.spacing)
+        shape = (y.shape[0], 3, *problem.operator.image_size(y))
+
+        x = noise.normal(shape)  # x_T ~ N(0, I)
+        for i, (t, s) in enumerate(pairs):
+            prediction = prior.predict(x, t)
+            x0 = prediction.x0
+            x0 = x0 - network(network.describe(y, x0, problem), x0, t)  # equation 6
+            x = schedule.posterior(x, x0, t, s, noise.normal(shape), prediction.v)
+            if callback:
+                callback(Step(i, len(pairs), t, x0, prediction.noise))
+        return x
+
+    def evaluations(self) -> int:
+        return 2 * self.steps
