@@ -201,7 +201,11 @@ def build_network(config: dict[str, Any]) -> nn.Module:
         from diffusers import UNet2DModel
 
         return UNet2DModel.from_config(settings)
-    raise UserError(f"the network class {name!r} is not known; expected CompactUNet or UNet2DModel")
+    if name == "GuidedUNet":
+        from ddc.guided import GuidedUNet
+
+        return GuidedUNet(**settings)
+    raise UserError(f"the network class {name!r} is not known; expected CompactUNet, UNet2DModel or GuidedUNet")
 
 
 def _compact_keys() -> set[str]:
