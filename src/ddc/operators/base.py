@@ -61,7 +61,7 @@ class Operator(ABC):
 
 
 class LinearOperator(Operator):
-    """An operator with an adjoint. `pinv` and `solve` use conjugate gradients unless something better is known."""
+    """An operator with an adjoint. Inverses use conjugate gradients unless something better is known."""
 
     cg_iterations: int = 50
 
@@ -180,6 +180,6 @@ def check_adjoint(operator: LinearOperator, x: Tensor, tolerance: float = 1e-3) 
     scale = float(au.norm() * y.norm())
     if not abs(left - right) <= tolerance * max(scale, 1e-12):
         raise UserError(
-            f"{name}.adjoint is not the adjoint of its __call__: ⟨Ax, y⟩ = {left:.6g} but ⟨x, Aᵀy⟩ = {right:.6g}; "
-            "check flips, strides and border handling"
+            f"{name}.adjoint is not the adjoint of its __call__: ⟨Ax, y⟩ = {left:.6g} but "
+            f"⟨x, Aᵀy⟩ = {right:.6g}; check flips, strides and border handling"
         )

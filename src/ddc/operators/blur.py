@@ -1,0 +1,135 @@
+"""Blur with a Gaussian (separable) or with any kernel. The picture is reflected at its border, not zero there."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ddc.errors import UserError
+from ddc.operators.base import LinearOperator, Sigma, Size
+from ddc.operators.separable import SeparableOperator, Taps, reflect
+
+
+@dataclass(frozen=True)
+class GaussianBlur(SeparableOperator):
+    """A Gaussian of standard deviation `sigma` pixels, cut to size × size taps; the paper's is 3.0 and 61."""
+
+    sigma: float = 3.0
+    size: int = 61
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.sigma) and self.sigma > 0):
+            raise UserError(
+                f"the sigma of a Gaussian blur is {self.sigma}; expected a number above 0, in pixels"
+            )
+        if self.size < 1 or self.size % 2 == 0:
+            raise UserError(f"the size of a Gaussian blur is {self.size}; expected an odd number of taps")
+
+    def taps(self, length: int) -> Taps:
+        offset = torch.arange(self.size) - self.size // 2
+        weight = torch.exp(-0.5 * (offset.double() / self.sigma) ** 2)
+        index = torch.arange(length).unsqueeze(1) + offset
+        return Taps(reflect(index, length), (weight / weight.sum()).expand(length, -1))
+
+
+@dataclass(frozen=True, eq=False)
+class KernelBlur(LinearOperator):
+    """Convolution with a kernel (h, w), or one kernel for each image (B, 1, h, w); its middle is at h//2, w//2."""
+
+    kernel: Tensor
+    cg_iterations: int = 50
+
+    def __post_init__(self) -> None:
+        if self.kernel.ndim not in (2, 4) or (self.kernel.ndim == 4 and self.kernel.shape[1] != 1):
+            raise UserError(
+                f"a kernel has the shape {tuple(self.kernel.shape)}; expected (h, w) or (B, 1, h, w)"
+            )
+        if self.kernel.numel() == 0 or not bool(self.kernel.isfinite().all()):
+            raise UserError("a blur kernel is empty or holds NaN or infinity; expected finite numbers")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        rows, columns, spectrum, fft_size = self._prepare((height, width), x)
+        padded = x.to(spectrum.real.dtype)[..., rows, :][..., columns]
+        y = torch.fft.irfft2(torch.fft.rfft2(padded, s=fft_size) * spectrum, s=fft_size)
+        top, left = self.kernel.shape[-2] - 1, self.kernel.shape[-1] - 1  # where the convolution is whole
+        return y[..., top : top + height, left : left + width].to(x.dtype)
+
+    def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
+        height, width = y.shape[-2:]
+        rows, columns, spectrum, fft_size = self._prepare((height, width), y)
+        top, left = self.kernel.shape[-2] - 1, self.kernel.shape[-1] - 1
+        placed = torch.nn.functional.pad(y.to(spectrum.real.dtype), (left, 0, top, 0))
+        padded = torch.fft.irfft2(torch.fft.rfft2(placed, s=fft_size) * spectrum.conj(), s=fft_size)
+        padded = padded[..., : len(rows), : len(columns)]
+        x = padded.new_zeros(*y.shape[:-2], height, len(columns)).index_add(-2, rows, padded)
+        x = padded.new_zeros(*y.shape).index_add(-1, columns, x)
+        return x.to(y.dtype)
+
+    def estimate(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
+        return LinearOperator.estimate(self._quick(), y, sigma, size)
+
+    def project(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
+        return LinearOperator.project(self._quick(), x, y, sigma)
+
+    def _quick(self) -> "KernelBlur":
+        """What a guess needs: stopping early regularises it as well."""
+        return replace(self, cg_iterations=min(self.cg_iterations, 15))
+
+    def _prepare(self, size: Size, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Size]:
+        """The rows and columns of the reflected picture, and the kernel's spectrum at the size of the FFT."""
+        sides, fft_sides = [], []
+        for length, taps in zip(size, self.kernel.shape[-2:], strict=True):
+            # tap a takes pixel i − (a − taps//2), so the picture is needed from taps//2 − (taps − 1) on
+            index = torch.arange(length + taps - 1) + taps // 2 - (taps - 1)
+            sides.append(reflect(index, length).to(like.device))
+            fft_sides.append(-(-(length + taps - 1) // 32) * 32)  # a length that FFTs are quick at
+        work = torch.promote_types(like.dtype, torch.float32)  # no FFT in half precision
+        spectrum = torch.fft.rfft2(self.kernel.to(work).to(like.device), s=fft_sides)
+        return sides[0], sides[1], spectrum, (fft_sides[0], fft_sides[1])
+
+
+def motion_kernel(length: float = 15, angle_degrees: float = 45) -> Tensor:
+    """A straight line of `length` pixels, counter-clockwise from the x axis, one pixel thick, of sum 1."""
+    if not (math.isfinite(length) and length >= 1 and math.isfinite(angle_degrees)):
+        raise UserError(
+            f"a motion of {length} pixels at {angle_degrees}° was asked for; expected at least 1 pixel"
+        )
+    half = math.ceil(length) // 2 + 1
+    axis = torch.arange(-half, half + 1, dtype=torch.float64)
+    angle = math.radians(angle_degrees)
+    row, column = axis.view(-1, 1), axis.view(1, -1)
+    along = column * math.cos(angle) - row * math.sin(angle)
+    across = column * math.sin(angle) + row * math.cos(angle)
+    # the share of each pixel that the line covers, as if pixels were cut along and across it
+    kernel = (length / 2 + 0.5 - along.abs()).clamp(0, 1) * (1 - across.abs()).clamp(0, 1)
+    return (kernel / kernel.sum()).float()
+
+
+def read_kernel(path: str | Path) -> Tensor:
+    """A kernel (h, w) of sum 1 from a picture (its brightness) or a 2-D .npy array."""
+    import numpy as np
+    from PIL import Image
+
+    path = Path(path)
+    try:
+        if path.suffix.lower() == ".npy":
+            values = np.load(path, allow_pickle=False)
+        else:
+            with Image.open(path) as picture:
+                values = np.asarray(picture if picture.mode in ("I;16", "I", "F") else picture.convert("L"))
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(
+            f"the kernel {path} cannot be read ({error}); give a picture or a 2-D .npy array"
+        ) from error
+    if values.ndim != 2 or values.dtype.kind not in "uif":
+        raise UserError(
+            f"the kernel {path} is {values.ndim}-D of {values.dtype}; expected a 2-D array of numbers"
+        )
+    kernel = torch.from_numpy(values.astype(np.float64))
+    total = float(kernel.sum())
+    if not math.isfinite(total) or total <= 0:
+        raise UserError(f"the kernel {path} sums to {total}; expected finite numbers with a sum above 0")
+    return (kernel / total).float()

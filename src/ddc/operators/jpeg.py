@@ -1,0 +1,146 @@
+"""JPEG as libjpeg does it by default: 4:2:0 chroma, Annex K tables scaled by quality, 8-bit levels at each stage.
+
+Every rounding passes the gradient straight through, so gradient-based solvers can use it.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ddc.errors import UserError
+from ddc.images import to_internal, to_unit
+from ddc.operators.base import Operator
+
+# ITU-T T.81, Annex K, tables K.1 and K.2
+LUMA = """
+16 11 10 16  24  40  51  61   12 12 14 19  26  58  60  55   14 13 16 24  40  57  69  56   14 17 22 29  51  87  80  62
+18 22 37 56  68 109 103  77   24 35 55 64  81 104 113  92   49 64 78 87 103 121 120 101   72 92 95 98 112 100 103  99
+"""
+CHROMA = """
+17 18 24 47  99  99  99  99   18 21 26 66  99  99  99  99   24 26 56 99  99  99  99  99   47 66 99 99  99  99  99  99
+99 99 99 99  99  99  99  99   99 99 99 99  99  99  99  99   99 99 99 99  99  99  99  99   99 99 99 99  99  99  99  99
+"""
+
+
+@dataclass(frozen=True)
+class JPEG(Operator):
+    """Compression at a quality of 1 to 100, and decompression. y is the picture of 8-bit levels that results."""
+
+    quality: int = 10
+
+    align = 16  # two 8×8 blocks: those of the halved chroma
+
+    def __post_init__(self) -> None:
+        if (
+            isinstance(self.quality, bool)
+            or not isinstance(self.quality, int)
+            or not 1 <= self.quality <= 100
+        ):
+            raise UserError(f"the JPEG quality is {self.quality!r}; expected a whole number from 1 to 100")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[1] != 3:
+            raise UserError(f"JPEG compresses pictures of 3 channels; this one has {x.shape[1]}")
+        height, width = x.shape[-2:]
+        work = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            rgb = _round(to_unit(x.to(work)) * 255)
+            luma, chroma = rgb_to_ycc(rgb)
+            luma = compress(luma, LUMA, self.quality)
+            chroma = compress(halve(chroma), CHROMA, self.quality)
+            chroma = upsample(chroma)[..., :height, :width]
+            return to_internal(ycc_to_rgb(luma, chroma) / 255).to(x.dtype)
+
+
+def rgb_to_ycc(rgb: Tensor) -> tuple[Tensor, Tensor]:
+    """JFIF's full-range YCbCr in 8-bit levels: (B, 1, H, W) and (B, 2, H, W)."""
+    r, g, b = rgb.unbind(1)
+    y = 0.299 * r + 0.587 * g + 0.114 * b
+    cb = 128 - 0.168735892 * r - 0.331264108 * g + 0.5 * b
+    cr = 128 + 0.5 * r - 0.418687589 * g - 0.081312411 * b
+    # libjpeg's offset for the chroma lies just below one half, so that 255.5 does not become 256
+    return _round(y.unsqueeze(1)), _floor(torch.stack([cb, cr], dim=1) + (0.5 - 2**-16))
+
+
+def ycc_to_rgb(luma: Tensor, chroma: Tensor) -> Tensor:
+    y, cb, cr = luma[:, 0], chroma[:, 0] - 128, chroma[:, 1] - 128
+    r = y + _round(1.402 * cr)
+    g = y + _round(-0.344136286 * cb - 0.714136286 * cr)
+    b = y + _round(1.772 * cb)
+    return torch.stack([r, g, b], dim=1).clamp(0, 255)
+
+
+def halve(chroma: Tensor) -> Tensor:
+    """The mean of 2×2 pixels, whole: (B, 2, ceil(H/2), ceil(W/2)) and, to the right, the padding of the last block.
+
+    libjpeg widens the picture to whole blocks before the mean, and heightens it after (see `compress`).
+    """
+    height, width = chroma.shape[-2:]
+    chroma = pad(chroma, (0, -width % 16, 0, height % 2), mode="replicate")
+    total = chroma[..., ::2, ::2] + chroma[..., 1::2, ::2] + chroma[..., ::2, 1::2] + chroma[..., 1::2, 1::2]
+    bias = (
+        1 + torch.arange(total.shape[-1], device=total.device, dtype=total.dtype) % 2
+    )  # rounds 1 down, 2 up, …
+    return _floor((total + bias) / 4)
+
+
+def compress(plane: Tensor, table: str, quality: int) -> Tensor:
+    """8×8 DCT, quantisation and back, for any size of plane: what a decoder sees, in 8-bit levels."""
+    height, width = plane.shape[-2:]
+    plane = pad(plane, (0, -width % 8, 0, -height % 8), mode="replicate")
+    batch, channels, rows, columns = plane.shape
+    blocks = plane.reshape(batch, channels, rows // 8, 8, columns // 8, 8).transpose(3, 4) - 128
+    dct = _dct().to(plane.dtype).to(plane.device)
+    steps = quantisation(table, quality).to(plane.dtype).to(plane.device)
+    coefficients = dct @ blocks @ dct.mT
+    # libjpeg's coefficients are whole eighths, and halves are rounded away from zero
+    eighths = torch.round(8 * coefficients.detach())
+    levels = torch.sign(eighths) * torch.floor((eighths.abs() + 4 * steps) / (8 * steps))
+    coefficients = coefficients + (levels * steps - coefficients).detach()
+    blocks = _round(dct.mT @ coefficients @ dct + 128).clamp(0, 255)
+    return blocks.transpose(3, 4).reshape(batch, channels, rows, columns)[..., :height, :width]
+
+
+def upsample(chroma: Tensor) -> Tensor:
+    """Twice the size by libjpeg's triangle filter, ¾ of the near and ¼ of the far pixel; narrow planes are repeated."""
+    if chroma.shape[-1] <= 2:
+        return chroma.repeat_interleave(2, dim=-2).repeat_interleave(2, dim=-1)
+    rows = pad(chroma, (0, 0, 1, 1), mode="replicate")
+    near, above, below = rows[..., 1:-1, :], rows[..., :-2, :], rows[..., 2:, :]
+    tall = torch.stack([3 * near + above, 3 * near + below], dim=-2).flatten(-3, -2)
+    columns = pad(tall, (1, 1, 0, 0), mode="replicate")
+    near, left, right = columns[..., 1:-1], columns[..., :-2], columns[..., 2:]
+    # two biases take turns, so that rounding has no drift
+    wide = torch.stack([3 * near + left + 8, 3 * near + right + 7], dim=-1).flatten(-2)
+    return _floor(wide / 16)
+
+
+@lru_cache(maxsize=256)
+def quantisation(table: str, quality: int) -> Tensor:
+    """The (8, 8) steps of a quality, by the rule of the Independent JPEG Group."""
+    scale = 5000 // quality if quality < 50 else 200 - 2 * quality
+    with torch.inference_mode(False):
+        base = torch.tensor([int(number) for number in table.split()])
+        return ((base * scale + 50) // 100).clamp(1, 255).view(8, 8).double()
+
+
+@lru_cache(maxsize=1)
+def _dct() -> Tensor:
+    """The orthonormal (8, 8) DCT-II matrix."""
+    with torch.inference_mode(False):
+        k = torch.arange(8, dtype=torch.float64)
+        matrix = torch.cos(torch.pi / 8 * k.view(8, 1) * (k + 0.5)) / 2
+        matrix[0] /= 2**0.5
+        return matrix
+
+
+def _floor(x: Tensor) -> Tensor:
+    return x + (torch.floor(x) - x).detach()
+
+
+def _round(x: Tensor) -> Tensor:
+    """Half up, as libjpeg; the gradient passes."""
+    return x + (torch.floor(x + 0.5) - x).detach()
