@@ -1,4 +1,4 @@
-"""Blur with a Gaussian (separable) or with any kernel. The picture is reflected at its border, not zero there."""
+"""Blur with a Gaussian (separable) or with any kernel. The picture is reflected at its border."""
 
 import math
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class GaussianBlur(SeparableOperator):
 
 @dataclass(frozen=True, eq=False)
 class KernelBlur(LinearOperator):
-    """Convolution with a kernel (h, w), or one kernel for each image (B, 1, h, w); its middle is at h//2, w//2."""
+    """Convolution with a kernel (h, w), or one kernel for each image (B, 1, h, w); its middle is h//2, w//2."""
 
     kernel: Tensor
     cg_iterations: int = 50

@@ -1,7 +1,7 @@
 """Inpainting: some pixels are observed, the others are 0 in y.
 
-A mask is (B or 1, 1, H, W), 1 where the pixel is observed. In a mask file white (or opaque, where the file has
-transparency) is observed and black is a hole.
+A mask is (B or 1, 1, H, W), 1 where the pixel is observed. In a mask file white (or opaque, where the
+file has transparency) is observed and black is a hole.
 """
 
 import math
@@ -20,7 +20,7 @@ from ddc.operators.base import Sigma, Size, SVDOperator
 
 @dataclass(frozen=True, eq=False)
 class Inpaint(SVDOperator):
-    """Keeps the observed pixels. The mask is the same for the three channels; noise falls on observed pixels."""
+    """Keeps the observed pixels. One mask for all channels; noise falls on observed pixels."""
 
     mask: Tensor
 
@@ -80,7 +80,7 @@ class Inpaint(SVDOperator):
 
 
 def fill_holes(y: Tensor, mask: Tensor) -> Tensor:
-    """Push-pull: halve the picture as a mean of what is observed until no hole is left, then fill on the way up.
+    """Push-pull: halve the picture, as a mean of what is observed, to one pixel; then fill on the way up.
 
     Observed pixels are kept exactly. A picture without any observed pixel stays 0.
     """
@@ -113,7 +113,7 @@ def random_mask(
 
 
 def box_mask(size: Size, box: Size | None = None) -> Tensor:
-    """A rectangular hole (rows, columns) in the middle; by default half as high and as wide as the picture."""
+    """A rectangular hole (rows, columns) in the middle; by default of half the height and width."""
     height, width = size
     rows, columns = box or (max(height // 2, 1), max(width // 2, 1))
     mask = torch.ones(1, 1, height, width)
@@ -157,11 +157,11 @@ def read_mask(path: str | Path) -> Tensor:
 
     try:
         with Image.open(path) as picture:
-            if "A" in picture.getbands() or "transparency" in picture.info:
-                picture = picture.convert("RGBA").getchannel("A")
-            grey = np.asarray(picture.convert("L"))
+            transparent = "A" in picture.getbands() or "transparency" in picture.info
+            plane = picture.convert("RGBA").getchannel("A") if transparent else picture.convert("L")
+            observed = np.asarray(plane) > 127
     except (OSError, UnidentifiedImageError) as error:
         raise UserError(
             f"the mask {path} cannot be read as a picture ({error}); give a PNG of 0 and 255"
         ) from error
-    return torch.from_numpy(grey > 127).float()[None, None]
+    return torch.from_numpy(observed).float()[None, None]

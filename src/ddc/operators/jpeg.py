@@ -1,4 +1,4 @@
-"""JPEG as libjpeg does it by default: 4:2:0 chroma, Annex K tables scaled by quality, 8-bit levels at each stage.
+"""JPEG as libjpeg does it by default: 4:2:0 chroma, Annex K tables scaled by quality, 8-bit levels.
 
 Every rounding passes the gradient straight through, so gradient-based solvers can use it.
 """
@@ -16,18 +16,30 @@ from ddc.operators.base import Operator
 
 # ITU-T T.81, Annex K, tables K.1 and K.2
 LUMA = """
-16 11 10 16  24  40  51  61   12 12 14 19  26  58  60  55   14 13 16 24  40  57  69  56   14 17 22 29  51  87  80  62
-18 22 37 56  68 109 103  77   24 35 55 64  81 104 113  92   49 64 78 87 103 121 120 101   72 92 95 98 112 100 103  99
+16 11 10 16  24  40  51  61
+12 12 14 19  26  58  60  55
+14 13 16 24  40  57  69  56
+14 17 22 29  51  87  80  62
+18 22 37 56  68 109 103  77
+24 35 55 64  81 104 113  92
+49 64 78 87 103 121 120 101
+72 92 95 98 112 100 103  99
 """
 CHROMA = """
-17 18 24 47  99  99  99  99   18 21 26 66  99  99  99  99   24 26 56 99  99  99  99  99   47 66 99 99  99  99  99  99
-99 99 99 99  99  99  99  99   99 99 99 99  99  99  99  99   99 99 99 99  99  99  99  99   99 99 99 99  99  99  99  99
+17 18 24 47  99  99  99  99
+18 21 26 66  99  99  99  99
+24 26 56 99  99  99  99  99
+47 66 99 99  99  99  99  99
+99 99 99 99  99  99  99  99
+99 99 99 99  99  99  99  99
+99 99 99 99  99  99  99  99
+99 99 99 99  99  99  99  99
 """
 
 
 @dataclass(frozen=True)
 class JPEG(Operator):
-    """Compression at a quality of 1 to 100, and decompression. y is the picture of 8-bit levels that results."""
+    """Compression at a quality of 1 to 100. y is the decompressed picture, of 8-bit levels."""
 
     quality: int = 10
 
@@ -50,7 +62,7 @@ class JPEG(Operator):
             rgb = _round(to_unit(x.to(work)) * 255)
             luma, chroma = rgb_to_ycc(rgb)
             luma = compress(luma, LUMA, self.quality)
-            chroma = compress(halve(chroma), CHROMA, self.quality)
+            chroma = compress(halve(chroma), CHROMA, self.quality)[..., : -(-width // 2)]
             chroma = upsample(chroma)[..., :height, :width]
             return to_internal(ycc_to_rgb(luma, chroma) / 255).to(x.dtype)
 
@@ -74,16 +86,14 @@ def ycc_to_rgb(luma: Tensor, chroma: Tensor) -> Tensor:
 
 
 def halve(chroma: Tensor) -> Tensor:
-    """The mean of 2×2 pixels, whole: (B, 2, ceil(H/2), ceil(W/2)) and, to the right, the padding of the last block.
+    """The mean of 2×2 pixels, in whole levels: ceil(H/2) rows, and columns to the end of the last block.
 
-    libjpeg widens the picture to whole blocks before the mean, and heightens it after (see `compress`).
+    libjpeg widens the picture to whole blocks before the mean, and heightens it after (in `compress`).
     """
     height, width = chroma.shape[-2:]
     chroma = pad(chroma, (0, -width % 16, 0, height % 2), mode="replicate")
     total = chroma[..., ::2, ::2] + chroma[..., 1::2, ::2] + chroma[..., ::2, 1::2] + chroma[..., 1::2, 1::2]
-    bias = (
-        1 + torch.arange(total.shape[-1], device=total.device, dtype=total.dtype) % 2
-    )  # rounds 1 down, 2 up, …
+    bias = 1 + torch.arange(total.shape[-1], device=total.device, dtype=total.dtype) % 2  # no drift
     return _floor((total + bias) / 4)
 
 
@@ -105,7 +115,7 @@ def compress(plane: Tensor, table: str, quality: int) -> Tensor:
 
 
 def upsample(chroma: Tensor) -> Tensor:
-    """Twice the size by libjpeg's triangle filter, ¾ of the near and ¼ of the far pixel; narrow planes are repeated."""
+    """Twice the size by libjpeg's triangle filter, ¾ near and ¼ far pixel; narrow planes are repeated."""
     if chroma.shape[-1] <= 2:
         return chroma.repeat_interleave(2, dim=-2).repeat_interleave(2, dim=-1)
     rows = pad(chroma, (0, 0, 1, 1), mode="replicate")

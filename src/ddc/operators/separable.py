@@ -19,9 +19,9 @@ BLOCK = 256  # rows of a block: small enough to skip the zeros of a large pictur
 
 
 class Taps(NamedTuple):
-    """Row i of the matrix is Σ_k weight[i, k] · e[index[i, k]]; `index` may run over the border."""
+    """Row i of the matrix is Σ_k weight[i, k] · e[column[i, k]]; columns may repeat."""
 
-    index: Tensor  # (m, k) int64
+    column: Tensor  # (m, k) int64
     weight: Tensor  # (m, k) float64
 
 
@@ -57,7 +57,7 @@ def reflect(index: Tensor, length: int) -> Tensor:
 
 
 class SeparableOperator(SVDOperator):
-    """y = L x Rᵀ. A subclass is a frozen dataclass and gives `taps`, with every index inside the picture."""
+    """y = L x Rᵀ. A subclass is a frozen dataclass and gives `taps`, with every column inside the picture."""
 
     @abstractmethod
     def taps(self, length: int) -> Taps:
@@ -129,9 +129,9 @@ def _along_both(x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
 @lru_cache(maxsize=16)
 def _factors64(operator: SeparableOperator, length: int) -> Factors:
     with torch.inference_mode(False):
-        index, weight = operator.taps(length)
-        matrix = torch.zeros(index.shape[0], length, dtype=torch.float64)
-        matrix.scatter_add_(1, index, weight)
+        column, weight = operator.taps(length)
+        matrix = torch.zeros(column.shape[0], length, dtype=torch.float64)
+        matrix.scatter_add_(1, column, weight)
         u, s, vt = torch.linalg.svd(matrix, full_matrices=True)
         return Factors(u, s, vt.mT.contiguous())
 
@@ -162,9 +162,9 @@ def _blocks(
 ) -> tuple[Block, ...]:
     blocks = []
     with torch.inference_mode(False):
-        index, weight = operator.taps(length)
-        for top in range(0, index.shape[0], BLOCK):
-            columns, values = index[top : top + BLOCK], weight[top : top + BLOCK]
+        column, weight = operator.taps(length)
+        for top in range(0, column.shape[0], BLOCK):
+            columns, values = column[top : top + BLOCK], weight[top : top + BLOCK]
             left, right = int(columns.min()), int(columns.max()) + 1
             band = torch.zeros(columns.shape[0], right - left, dtype=torch.float64)
             band.scatter_add_(1, columns - left, values)

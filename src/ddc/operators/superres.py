@@ -15,7 +15,7 @@ BICUBIC_A = -0.5  # as Pillow and DDRM; OpenCV's −0.75 is another kernel
 
 
 def check_scale(scale: int) -> None:
-    if isinstance(scale, bool) or not isinstance(scale, int) or scale < 2:
+    if type(scale) is not int or scale < 2:
         raise UserError(f"the scale of super-resolution is {scale!r}; expected a whole number of at least 2")
 
 
