@@ -1,10 +1,68 @@
-"""Reading and writing pictures; the only place that knows uint8, [0, 1], [-1, 1] and σ units."""
+"""Reading and writing pictures; the only place that knows uint8, [0, 1], [-1, 1] and σ units.
 
-from typing import TypeVar
+A `Picture` keeps what a file said about itself (bit depth, grey or colour, alpha, ICC profile, EXIF), so
+that the restored picture can say it too.
+"""
 
+import functools
+import io
+import os
+import struct
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
 from torch import Tensor
 
+from ddc.errors import UserError
+
 Number = TypeVar("Number", float, Tensor)
+Pixels = np.ndarray[Any, np.dtype[Any]]
+
+FORMATS = {
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".jfif": "JPEG",
+    ".webp": "WEBP",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".bmp": "BMP",
+    ".heic": "HEIF",
+    ".heif": "HEIF",
+    ".npy": "NPY",
+}
+READABLE = "PNG, JPEG, WebP, TIFF, BMP, HEIC or .npy"
+KEEPS_ALPHA = {"PNG", "WEBP", "TIFF", "HEIF", "NPY"}
+KEEPS_16_BITS = {"PNG", "TIFF"}
+MAX_PIXELS = 178_956_970  # a file that claims more is taken for a decompression bomb
+
+# What describes the pixels' layout in a TIFF directory and would be wrong in another file.
+_LAYOUT_TAGS = {
+    *range(254, 260),
+    *(262, 266, 273, 274, 277, 278, 279, 284, 292, 293, 317, 320, 322, 323, 324, 325, 330, 338, 339, 347),
+    *range(512, 533),
+    34675,
+}
+_ORIENTATION = 0x0112
+_TOP = {np.dtype(np.uint8): np.float32(255), np.dtype(np.uint16): np.float32(65535)}
+_MALFORMED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    struct.error,
+    zlib.error,
+)
 
 
 def internal_sigma(sigma_y: Number) -> Number:
@@ -20,3 +78,545 @@ def to_internal(x: Tensor) -> Tensor:
 def to_unit(x: Tensor) -> Tensor:
     """[-1, 1] → [0, 1], clipped."""
     return ((x + 1) / 2).clamp(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """Pixels as they are stored, and what is kept beside them."""
+
+    pixels: Pixels  # (H, W, 3); uint8, uint16, or float32 in [0, 1]; grey is three equal channels
+    alpha: Pixels | None = None  # (H, W), of the same kind
+    bits: int = 8  # of each channel in the file: 8, 16, or 32 for floating point
+    grey: bool = False
+    icc: bytes | None = None
+    exif: bytes | None = None  # upright: the orientation has been applied and says so
+    path: Path | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.pixels.shape[0], self.pixels.shape[1]
+
+    @property
+    def tensor(self) -> Tensor:
+        """(3, H, W), float32 in [0, 1]."""
+        return self.window(0, 0, *self.size)
+
+    def window(self, top: int, left: int, height: int, width: int) -> Tensor:
+        """A part of the picture, (3, height, width), float32 in [0, 1]; only that part is converted."""
+        part = self.pixels[top : top + height, left : left + width]
+        return torch.from_numpy(np.ascontiguousarray(unit_float(part).transpose(2, 0, 1)))
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Alpha as a map of observed pixels, (1, H, W) with 1 where alpha is at least a half."""
+        if self.alpha is None:
+            return None
+        return torch.from_numpy((unit_float(self.alpha) >= 0.5).astype(np.float32))[None]
+
+    @staticmethod
+    def from_tensor(x: Tensor, **kept: Any) -> "Picture":
+        """From (3, H, W) or (1, H, W) in [0, 1]. Values are kept as they are; writing clips them."""
+        if x.dim() != 3 or x.shape[0] not in (1, 3):
+            raise UserError(f"a picture's tensor is (3, H, W), not {tuple(x.shape)}")
+        pixels = np.broadcast_to(x.detach().float().cpu().permute(1, 2, 0).numpy(), (*x.shape[1:], 3))
+        return Picture(pixels, **kept)
+
+    @staticmethod
+    def read(path: str | Path) -> "Picture":
+        """Read a file. What cannot be read is a `UserError` that names it."""
+        return _read(Path(path))
+
+    def write(self, path: str | Path, quality: int = 95) -> None:
+        """Write a file, in the format of its name. It appears whole or not at all."""
+        _write(self, Path(path), quality)
+
+
+def unit_float(pixels: Pixels) -> Pixels:
+    """uint8, uint16 or float → float32 in [0, 1]."""
+    top = _TOP.get(pixels.dtype)
+    return pixels.astype(np.float32, copy=False) if top is None else pixels.astype(np.float32) / top
+
+
+def quantise(pixels: Pixels, bits: int) -> Pixels:
+    """To uint8 or uint16, rounded to nearest and clipped; by bands of rows, to keep memory low."""
+    dtype = np.dtype(np.uint8 if bits == 8 else np.uint16)
+    if pixels.dtype == dtype:
+        return pixels
+    top = _TOP[dtype]
+    out = np.empty(pixels.shape, dtype)
+    for row in range(0, pixels.shape[0], 64):
+        band = unit_float(pixels[row : row + 64]) * top
+        out[row : row + 64] = np.rint(band.clip(0, top))
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------------
+# reading
+
+
+def _read(path: Path) -> Picture:
+    if not path.exists():
+        raise UserError(f"{path} does not exist")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; expected one picture")
+    if not path.stat().st_size:
+        raise UserError(f"{path} is empty (0 bytes); copy it again")
+    if path.suffix.lower() == ".npy":
+        return _read_npy(path)
+    from PIL import Image
+
+    if FORMATS.get(path.suffix.lower()) == "HEIF":
+        _register_heif(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # our own limit is checked below; odd EXIF is no reason to speak
+            with Image.open(path) as image:
+                _check_size(path, image.size)
+                return _from_pillow(path, image)
+    except UserError:
+        raise
+    except Image.DecompressionBombError:
+        raise UserError(
+            f"{path} claims more than {MAX_PIXELS / 1e6:.0f} megapixels; cut it into parts"
+        ) from None
+    except Image.UnidentifiedImageError:
+        raise UserError(f"{path} is not a picture that can be read; expected {READABLE}") from None
+    except _MALFORMED as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path} is damaged or cut short ({reason}); copy it again") from None
+
+
+def _check_size(path: Path, size: Sequence[int]) -> None:
+    if size[0] * size[1] > MAX_PIXELS:
+        raise UserError(
+            f"{path} has {size[0]}×{size[1]} pixels, more than the limit of {MAX_PIXELS / 1e6:.0f} megapixels; "
+            "cut it into parts"
+        )
+
+
+def _register_heif(path: Path) -> None:
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        raise UserError(f"{path} is HEIC, which needs another package: pip install 'ddc[heic]'") from None
+    register_heif_opener()
+
+
+def _from_pillow(path: Path, image: Any) -> Picture:
+    readers = {"TIFF": _tiff_16_bit, "PNG": _png_16_bit}
+    deep = readers[image.format](path, image) if image.format in readers else None
+    exif, orientation = _upright_exif(image)
+    icc = image.info.get("icc_profile") or None
+    if deep is not None:
+        pixels = deep
+    elif image.mode.startswith("I;16") or image.mode == "I":
+        pixels = np.asarray(image)
+        if pixels.dtype != np.uint16:
+            if pixels.min() < 0 or pixels.max() > 65535:
+                raise UserError(f"{path} has 32-bit whole numbers; expected 8 or 16 bits a channel")
+            pixels = pixels.astype(np.uint16)
+    elif image.mode == "F":
+        pixels = _checked_floats(path, np.array(image))
+    else:
+        if image.mode == "CMYK":
+            image, icc = _from_cmyk(image, icc), None
+        grey = image.mode in ("1", "L", "LA", "La")
+        transparent = image.has_transparency_data
+        wanted = ("LA" if transparent else "L") if grey else ("RGBA" if transparent else "RGB")
+        pixels = np.array(image if image.mode == wanted else image.convert(wanted))
+    pixels = np.ascontiguousarray(_turn(pixels, orientation))
+    return _assemble(pixels, icc=icc, exif=exif, path=path)
+
+
+def _assemble(pixels: Pixels, **kept: Any) -> Picture:
+    """A picture from (H, W) or (H, W, 1 to 4): grey, grey and alpha, colour, colour and alpha."""
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    channels = pixels.shape[2]
+    alpha = pixels[:, :, -1] if channels in (2, 4) else None
+    colour = np.broadcast_to(pixels[:, :, :1], (*pixels.shape[:2], 3)) if channels < 3 else pixels[:, :, :3]
+    bits = {1: 8, 2: 16, 4: 32}[pixels.dtype.itemsize]
+    return Picture(colour, alpha, bits, grey=channels < 3, **kept)
+
+
+def _upright_exif(image: Any) -> tuple[bytes | None, int]:
+    """The EXIF to keep, which says "upright", and the orientation that is still to be applied."""
+    try:
+        exif = image.getexif()
+        orientation = int(exif.get(_ORIENTATION, 1))
+        for tag in [tag for tag in exif if tag in _LAYOUT_TAGS]:
+            del exif[tag]
+        if not len(exif):
+            return None, orientation
+        exif[_ORIENTATION] = 1
+        return exif.tobytes(), orientation
+    except _MALFORMED:  # a picture is worth more than its notes
+        return None, 1
+
+
+def _turn(pixels: Pixels, orientation: int) -> Pixels:
+    """Apply EXIF orientation 1 to 8."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return pixels
+
+
+def _from_cmyk(image: Any, icc: bytes | None) -> Any:
+    """sRGB from CMYK, by the file's own profile where it has a usable one."""
+    from PIL import ImageCms
+
+    if icc:
+        try:
+            profile = ImageCms.ImageCmsProfile(io.BytesIO(icc))
+            return ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB"), outputMode="RGB")
+        except (ImageCms.PyCMSError, OSError):
+            pass
+    return image.convert("RGB")
+
+
+def _png_16_bit(path: Path, image: Any) -> Pixels | None:
+    """The 16 bits of a PNG with several channels, of which Pillow returns the upper 8.
+
+    The file is decoded twice, once for the upper and once for the lower bytes: read as if it were
+    little-endian, "the upper byte" is the lower one.
+    """
+    from PIL import Image
+
+    layouts = {"RGB;16B": ("RGB;16B", "RGB;16L"), "RGBA;16B": ("RGBA;16B", "RGBA;16L"), "LA;16B": ("RGBA",)}
+    layout = layouts.get(image.tile[0].args) if image.tile and isinstance(image.tile[0].args, str) else None
+    if layout is None:
+        return None
+    parts = []
+    for raw_mode in layout:
+        with Image.open(path) as part:
+            part.tile = [tile._replace(args=raw_mode) for tile in part.tile]
+            parts.append(np.asarray(part))
+    if len(parts) == 1:  # grey and alpha, two bytes each, decoded as four
+        high, low = parts[0][:, :, 0::2], parts[0][:, :, 1::2]
+    else:
+        high, low = parts
+    out = high.astype(np.uint16)
+    out <<= 8
+    out |= low
+    return out
+
+
+def _tiff_16_bit(path: Path, image: Any) -> Pixels | None:
+    """A TIFF with several channels of 16 bits or of floating point, which Pillow does not read as such."""
+    bits = image.tag_v2.get(258, (1,))
+    bits = bits if isinstance(bits, tuple) else (bits,)
+    if len(bits) < 2 or max(bits) <= 8:
+        return None
+    import tifffile
+
+    with tifffile.TiffFile(path) as file:
+        page = file.pages.first
+        pixels = page.asarray()
+        if page.axes.startswith("S"):  # planes one after another
+            pixels = np.moveaxis(pixels, 0, -1)
+        photometric = int(page.photometric)
+    if photometric not in (1, 2) or pixels.ndim != 3 or not 2 <= pixels.shape[2] <= 4:
+        raise UserError(f"{path} is a 16-bit TIFF that is neither grey nor RGB; save it as 16-bit RGB")
+    if pixels.dtype.kind == "f":
+        return _checked_floats(path, pixels)
+    if pixels.dtype != np.uint16:
+        raise UserError(f"{path} holds {pixels.dtype} values; expected 8 or 16 bits a channel")
+    return pixels
+
+
+def _read_npy(path: Path) -> Picture:
+    try:
+        pixels = np.load(path, allow_pickle=False)
+    except _MALFORMED as error:
+        raise UserError(f"{path} is not a plain .npy array ({str(error).splitlines()[0]})") from None
+    shape = pixels.shape
+    if pixels.ndim == 3 and shape[2] not in (1, 3, 4) and shape[0] in (1, 3):
+        pixels = np.moveaxis(pixels, 0, -1)
+    if pixels.ndim not in (2, 3) or 0 in shape or (pixels.ndim == 3 and pixels.shape[2] not in (1, 2, 3, 4)):
+        raise UserError(f"{path} has the shape {shape}; expected (H, W), (H, W, 3) or (3, H, W)")
+    _check_size(path, pixels.shape)
+    if pixels.dtype.kind == "f":
+        pixels = _checked_floats(path, pixels)
+    elif pixels.dtype not in (np.uint8, np.uint16):
+        raise UserError(f"{path} holds {pixels.dtype} values; expected floats in [0, 1], uint8 or uint16")
+    return _assemble(np.ascontiguousarray(pixels), path=path)
+
+
+def _checked_floats(path: Path, pixels: Pixels) -> Pixels:
+    """float32, without NaN; noise may reach a little beyond [0, 1], another scale may not."""
+    pixels = pixels.astype(np.float32)
+    if not np.isfinite(pixels).all():
+        raise UserError(f"{path} has NaN or infinite pixels; expected numbers in [0, 1]")
+    if pixels.min() < -1.5 or pixels.max() > 2.5:
+        raise UserError(
+            f"{path} has values from {pixels.min():.3g} to {pixels.max():.3g}; expected [0, 1]: divide by 255 or 65535"
+        )
+    return pixels
+
+
+# ---------------------------------------------------------------------------------------------------------
+# writing
+
+
+def check_writable(path: Path) -> str:
+    """The format that a file name stands for; a name without one is refused."""
+    try:
+        return FORMATS[path.suffix.lower()]
+    except KeyError:
+        known = ", ".join(sorted(FORMATS))
+        raise UserError(f"{path.name} does not end like a picture; expected one of {known}") from None
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` that becomes `path` when all went well, and vanishes otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write(picture: Picture, path: Path, quality: int) -> None:
+    kind = check_writable(path)
+    alpha = picture.alpha if kind in KEEPS_ALPHA else None
+    colour = picture.pixels[:, :, :1] if picture.grey else picture.pixels
+    if picture.grey and not np.shares_memory(picture.pixels[:, :, 0], picture.pixels[:, :, 1]):
+        colour = picture.pixels.mean(axis=2, keepdims=True, dtype=np.float32)
+        colour = (
+            colour if picture.pixels.dtype == np.float32 else np.rint(colour).astype(picture.pixels.dtype)
+        )
+
+    if kind == "NPY":
+        pixels = unit_float(colour)
+        if alpha is not None:
+            pixels = np.concatenate([pixels, unit_float(alpha)[:, :, None]], axis=2)
+        with appearing(path) as temporary, temporary.open("wb") as file:
+            np.save(file, pixels)
+        return
+
+    bits = 16 if picture.bits >= 16 and kind in KEEPS_16_BITS else 8
+    pixels = quantise(colour, bits)
+    if alpha is not None:
+        pixels = np.concatenate([pixels, quantise(alpha, bits)[:, :, None]], axis=2)
+    # a profile describes grey or colour, and is wrong for the other
+    icc = (
+        picture.icc if picture.icc and picture.icc[16:20] == (b"GRAY" if picture.grey else b"RGB ") else None
+    )
+    try:
+        with appearing(path) as temporary:
+            if bits == 16 and kind == "PNG":
+                _write_png_16(temporary, pixels, icc, picture.exif)
+            elif bits == 16:
+                _write_tiff_16(temporary, pixels, icc, picture.exif)
+            else:
+                _write_with_pillow(temporary, path, kind, pixels, icc, picture.exif, quality)
+    except OSError as error:
+        raise UserError(
+            f"{path} could not be written ({error.strerror or error}); is there space, and the right?"
+        ) from None
+
+
+def _write_with_pillow(
+    file: Path, path: Path, kind: str, pixels: Pixels, icc: bytes | None, exif: bytes | None, quality: int
+) -> None:
+    from PIL import Image
+
+    options: dict[str, Any] = {}
+    if kind == "HEIF":
+        _register_heif(path)
+    if kind in ("JPEG", "HEIF"):
+        options = {"quality": quality}
+    if kind == "JPEG":
+        options["subsampling"] = 0
+    if kind == "WEBP":
+        options = {"lossless": True, "exact": True}
+        limit = 16383
+        if max(pixels.shape[:2]) > limit:
+            raise UserError(f"{path}: WebP holds at most {limit} pixels a side; write PNG (--ext png)")
+    if kind == "TIFF":
+        options = {"compression": "tiff_adobe_deflate"}
+    if icc:
+        options["icc_profile"] = icc
+    if exif and kind != "BMP":
+        options["exif"] = exif
+    if kind in ("WEBP", "HEIF") and pixels.shape[2] < 3:
+        # these formats have no grey
+        pixels = np.concatenate([pixels[:, :, :1].repeat(3, axis=2), pixels[:, :, 1:]], axis=2)
+    if pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    with file.open("wb") as stream:
+        Image.fromarray(pixels).save(stream, kind, **options)
+
+
+def _write_png_16(file: Path, pixels: Pixels, icc: bytes | None, exif: bytes | None) -> None:
+    """PNG with 16 bits a channel (which Pillow writes for grey only), filter "up", in bands of rows."""
+    height, width, channels = pixels.shape
+    colour_type = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    with file.open("wb") as stream:
+
+        def chunk(kind: bytes, data: bytes) -> None:
+            stream.write(
+                struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+            )
+
+        stream.write(b"\x89PNG\r\n\x1a\n")
+        chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0))
+        if icc:
+            chunk(b"iCCP", b"ICC\0\0" + zlib.compress(icc))
+        if exif:
+            chunk(b"eXIf", exif.removeprefix(b"Exif\0\0"))
+        packer = zlib.compressobj(6)
+        above = np.zeros((1, width * channels * 2), np.uint8)
+        for row in range(0, height, 64):
+            band = pixels[row : row + 64].astype(">u2").reshape(-1, width * channels).view(np.uint8)
+            filtered = np.full((len(band), band.shape[1] + 1), 2, np.uint8)
+            filtered[:, 1:] = band - np.concatenate(
+                [above, band[:-1]]
+            )  # modulo 256, as the filter is defined
+            above = band[-1:]
+            if packed := packer.compress(filtered.tobytes()):
+                chunk(b"IDAT", packed)
+        chunk(b"IDAT", packer.flush())
+        chunk(b"IEND", b"")
+
+
+def _write_tiff_16(file: Path, pixels: Pixels, icc: bytes | None, exif: bytes | None) -> None:
+    """TIFF with 16 bits a channel. Of EXIF, the texts of its main directory are kept (camera, date, author)."""
+    import tifffile
+
+    texts = []
+    if exif:
+        from PIL import Image
+
+        tags = Image.Exif()
+        tags.load(exif)
+        texts = [
+            (tag, 2, 0, value, True)
+            for tag, value in tags.items()
+            if isinstance(value, str) and value.isascii()
+        ]
+    if pixels.shape[2] == 2:  # few programs read grey with alpha in 16 bits
+        pixels = pixels[:, :, (0, 0, 0, 1)]
+    channels = pixels.shape[2]
+    tifffile.imwrite(
+        file,
+        pixels if channels > 1 else pixels[:, :, 0],
+        photometric="rgb" if channels >= 3 else "minisblack",
+        planarconfig="contig" if channels > 1 else None,
+        extrasamples=["unassalpha"] if channels == 4 else None,
+        compression="adobe_deflate",
+        iccprofile=icc,
+        extratags=texts,
+        metadata=None,
+        software=False,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# what a file says about its degradation
+
+
+@functools.lru_cache
+def _standard_tables() -> dict[int, Pixels]:
+    """The luminance quantisation table of every quality, as libjpeg writes it."""
+    from PIL import Image
+
+    tables = {}
+    for quality in range(1, 101):
+        buffer = io.BytesIO()
+        Image.new("L", (8, 8)).save(buffer, "JPEG", quality=quality)
+        tables[quality] = np.asarray(Image.open(buffer).quantization[0])  # type: ignore[attr-defined]
+    return tables
+
+
+def jpeg_quality(path: str | Path) -> int:
+    """The quality (1 to 100) that a JPEG file was written with, from its quantisation table."""
+    from PIL import Image
+
+    path = Path(path)
+    try:
+        with Image.open(path) as image:
+            table = np.asarray(getattr(image, "quantization", {}).get(0, ()))
+    except _MALFORMED:
+        table = np.asarray(())
+    if table.size != 64:
+        raise UserError(
+            f"{path} is not a JPEG file, so its quality cannot be read; name it, as in --task jpeg10"
+        )
+    return min(_standard_tables(), key=lambda quality: int(np.abs(_standard_tables()[quality] - table).sum()))
+
+
+def estimate_sigma(picture: Picture) -> float:
+    """σ_y of a picture's noise, in [0, 1] units: Donoho and Johnstone's median of the finest diagonal detail.
+
+    Blocks that touch black, white or a transparent pixel are left out, for their noise is cut off. The
+    detail of the picture itself counts as noise, so that a noiseless photograph reads some thousandths.
+    """
+    height, width = picture.size
+    rows = slice(max(0, height // 2 - 512), height // 2 + 513)  # the middle is enough
+    columns = slice(max(0, width // 2 - 512), width // 2 + 513)
+    pixels = unit_float(picture.pixels[rows, columns, : 1 if picture.grey else 3])
+    usable = (pixels > 0.002) & (pixels < 0.998)
+    if picture.mask is not None:
+        usable &= picture.mask[0].numpy()[rows, columns, None] > 0
+    detail, whole = pixels, usable
+    for _ in range(2):  # 1 −2 1 down the rows, then along them: zero on every plane
+        detail = ((detail[2:] - 2 * detail[1:-1] + detail[:-2]) / np.float32(6**0.5)).swapaxes(0, 1)
+        whole = (whole[2:] & whole[1:-1] & whole[:-2]).swapaxes(0, 1)
+    samples = np.abs(detail[whole])
+    if samples.size < 500:
+        raise UserError(
+            "too few pixels are known to estimate the noise; give it as a number, as in --sigma 0.05"
+        )
+    return float(np.median(samples) / 0.6745)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# folders
+
+
+@dataclass(frozen=True)
+class Found:
+    """A picture that was found, and where it lies below the folder that was named."""
+
+    path: Path
+    relative: Path
+
+
+def find_pictures(paths: Iterable[str | Path], outside: Path | None = None) -> list[Found]:
+    """Files as they are named, and every picture below the folders, sorted; other files are passed over.
+
+    Nothing below the folder `outside` (where results go) is taken, nor anything hidden.
+    """
+    found: list[Found] = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            found.append(Found(path, Path(path.name)))
+            continue
+        inside = []
+        for folder, folders, names in os.walk(path):
+            here = Path(folder)
+            folders[:] = sorted(
+                name
+                for name in folders
+                if not name.startswith(".") and (outside is None or not _same(here / name, outside))
+            )
+            for name in names:
+                if Path(name).suffix.lower() in FORMATS and not name.startswith("."):
+                    inside.append(Found(here / name, (here / name).relative_to(path)))
+        if not inside:
+            raise UserError(f"{path} has no pictures in it; expected {READABLE} files")
+        found.extend(sorted(inside, key=lambda one: one.relative.as_posix()))
+    return found
+
+
+def _same(a: Path, b: Path) -> bool:
+    return a.resolve() == b.resolve()

@@ -1,0 +1,339 @@
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageCms, ImageOps
+from skimage import data
+
+from ddc import images
+from ddc.errors import UserError
+from ddc.images import (
+    Picture,
+    estimate_sigma,
+    find_pictures,
+    internal_sigma,
+    jpeg_quality,
+    to_internal,
+    to_unit,
+)
+
+
+def ramp(height: int, width: int, channels: int = 3, top: int = 255) -> np.ndarray:
+    generator = np.random.default_rng(height * 1000 + width)
+    return generator.integers(0, top + 1, (height, width, channels)).astype(
+        np.uint8 if top == 255 else np.uint16
+    )
+
+
+def srgb_profile() -> bytes:
+    return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+
+
+def test_units() -> None:
+    x = torch.tensor([0.0, 0.5, 1.0])
+    assert torch.equal(to_internal(x), torch.tensor([-1.0, 0.0, 1.0]))
+    assert torch.equal(to_unit(to_internal(x)), x)
+    assert torch.equal(to_unit(torch.tensor([-3.0, 3.0])), torch.tensor([0.0, 1.0]))
+    assert internal_sigma(0.05) == 0.1
+
+
+@pytest.mark.parametrize("suffix", [".png", ".webp", ".tif", ".tiff", ".bmp"])
+@pytest.mark.parametrize("size", [(7, 11), (1, 13), (13, 1), (1, 1)])
+def test_lossless_formats_return_every_pixel(tmp_path: Path, suffix: str, size: tuple[int, int]) -> None:
+    pixels = ramp(*size)
+    Picture(pixels).write(tmp_path / f"a{suffix}")
+    again = Picture.read(tmp_path / f"a{suffix}")
+    assert np.array_equal(again.pixels, pixels)
+    assert again.bits == 8 and not again.grey and again.alpha is None
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_16_bits_survive(tmp_path: Path, suffix: str, channels: int) -> None:
+    stored = ramp(9, 14, channels, 65535)
+    colour = np.broadcast_to(stored[:, :, :1], (9, 14, 3)) if channels < 3 else stored[:, :, :3]
+    alpha = stored[:, :, -1] if channels in (2, 4) else None
+    Picture(colour, alpha, bits=16, grey=channels < 3).write(tmp_path / f"a{suffix}")
+    again = Picture.read(tmp_path / f"a{suffix}")
+    assert (
+        again.pixels.dtype == np.uint16
+        and again.bits == 16
+        and again.grey == (channels < (3 if suffix == ".png" else 2))
+    )
+    assert np.array_equal(again.pixels, colour)
+    assert (again.alpha is None) == (alpha is None)
+    assert alpha is None or np.array_equal(again.alpha, alpha)
+
+
+@pytest.mark.parametrize("filter_type", range(5))
+def test_16_bit_png_with_every_filter(tmp_path: Path, filter_type: int) -> None:
+    """Files of other programs use all five row filters; this one is written here, byte by byte."""
+    pixels = ramp(5, 6, 3, 65535)
+    rows = pixels.astype(">u2").reshape(5, -1).view(np.uint8).astype(int)
+    out, above = b"", np.zeros(rows.shape[1], int)
+    for row in rows:
+        left = np.concatenate([np.zeros(6, int), row[:-6]])
+        corner = np.concatenate([np.zeros(6, int), above[:-6]])
+        p = left + above - corner
+        distance = np.abs(p - left), np.abs(p - above), np.abs(p - corner)
+        nearest_left = (distance[0] <= distance[1]) & (distance[0] <= distance[2])
+        paeth = np.where(nearest_left, left, np.where(distance[1] <= distance[2], above, corner))
+        guess = [0 * row, left, above, (left + above) // 2, paeth][filter_type]
+        out += bytes([filter_type]) + ((row - guess) % 256).astype(np.uint8).tobytes()
+        above = row
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 6, 5, 16, 2, 0, 0, 0))
+    file = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(out)) + chunk(b"IEND", b"")
+    (tmp_path / "a.png").write_bytes(file)
+    assert np.array_equal(Picture.read(tmp_path / "a.png").pixels, pixels)
+
+
+def test_float_pictures_are_rounded_to_nearest_and_clipped(tmp_path: Path) -> None:
+    x = torch.tensor([-0.1, 0.0, 0.5 / 255 - 1e-6, 0.5 / 255 + 1e-6, 1.0, 1.2]).view(1, 1, 6).expand(3, 2, 6)
+    Picture.from_tensor(x).write(tmp_path / "a.png")
+    assert Picture.read(tmp_path / "a.png").pixels[0, :, 0].tolist() == [0, 0, 0, 1, 255, 255]
+
+
+def test_tensor_and_window_agree() -> None:
+    picture = Picture(ramp(10, 12))
+    assert picture.tensor.shape == (3, 10, 12) and picture.tensor.dtype == torch.float32
+    assert torch.equal(picture.window(2, 3, 4, 5), picture.tensor[:, 2:6, 3:8])
+    assert np.array_equal(Picture.from_tensor(picture.tensor).pixels, picture.tensor.permute(1, 2, 0).numpy())
+    with pytest.raises(UserError, match=r"\(3, H, W\)"):
+        Picture.from_tensor(torch.zeros(2, 4, 4))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"])
+def test_colour_modes(tmp_path: Path, mode: str) -> None:
+    source = Image.fromarray(data.astronaut()[:40:2, :50:2])
+    if mode in ("LA", "RGBA"):
+        source.putalpha(77)
+    suffix = ".jpg" if mode in ("CMYK", "YCbCr") else ".png"
+    image = source.convert(mode)
+    image.save(tmp_path / f"a{suffix}", quality=100)
+    with Image.open(tmp_path / f"a{suffix}") as stored:
+        expected = np.asarray(stored.convert("RGB"))
+    picture = Picture.read(tmp_path / f"a{suffix}")
+    assert np.array_equal(picture.pixels, expected)
+    assert picture.grey == (mode in ("1", "L", "LA"))
+    assert (picture.alpha is not None) == (mode in ("LA", "RGBA"))
+    if picture.alpha is not None:
+        assert (picture.alpha == 77).all()
+
+
+def test_palette_with_transparency(tmp_path: Path) -> None:
+    image = Image.new("P", (4, 3), 1)
+    image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255])
+    image.putpixel((0, 0), 2)
+    image.save(tmp_path / "a.png", transparency=2)
+    picture = Picture.read(tmp_path / "a.png")
+    assert picture.pixels[1, 1].tolist() == [0, 255, 0]
+    assert picture.alpha is not None and picture.alpha[0, 0] == 0 and picture.alpha[1, 1] == 255
+    assert picture.mask is not None and picture.mask.sum() == 11
+
+
+def test_grey_stays_grey(tmp_path: Path) -> None:
+    x = torch.rand(3, 6, 6)
+    Picture.from_tensor(x, grey=True).write(tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.mode == "L"
+        assert np.abs(np.asarray(image) / 255 - x.mean(0).numpy()).max() < 0.003
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_applied_and_reset(tmp_path: Path, orientation: int) -> None:
+    image = Image.fromarray(ramp(6, 9))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    exif[0x010F] = "Maker"
+    image.save(tmp_path / "a.png", exif=exif)
+    with Image.open(tmp_path / "a.png") as stored:
+        expected = np.asarray(ImageOps.exif_transpose(stored))
+    picture = Picture.read(tmp_path / "a.png")
+    assert np.array_equal(picture.pixels, expected)
+    picture.write(tmp_path / "b.png")
+    with Image.open(tmp_path / "b.png") as again:
+        assert again.getexif().get(0x0112, 1) == 1
+        assert again.getexif()[0x010F] == "Maker"
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".tif"])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_profile_and_exif_are_kept(tmp_path: Path, suffix: str, bits: int) -> None:
+    exif = Image.Exif()
+    exif[0x010F] = "Maker"
+    exif[0x9003] = "2024:01:01 00:00:00"
+    pixels = ramp(8, 8, 3, 255 if bits == 8 else 65535)
+    Picture(pixels, bits=bits, icc=srgb_profile(), exif=exif.tobytes()).write(tmp_path / f"a{suffix}")
+    again = Picture.read(tmp_path / f"a{suffix}")
+    assert again.icc == srgb_profile()
+    assert again.exif is not None and b"Maker" in again.exif
+
+
+def test_tiff_layout_tags_are_not_carried_into_another_file(tmp_path: Path) -> None:
+    image = Image.fromarray(ramp(8, 8))
+    image.save(tmp_path / "a.tif", tiffinfo={270: "a description"})
+    picture = Picture.read(tmp_path / "a.tif")
+    picture.write(tmp_path / "b.jpg")
+    with Image.open(tmp_path / "b.jpg") as again:
+        tags = dict(again.getexif())
+    assert tags[270] == "a description" and 273 not in tags and 256 not in tags
+
+
+def test_a_grey_profile_is_not_put_on_a_colour_picture(tmp_path: Path) -> None:
+    grey_profile = b"\0" * 16 + b"GRAY" + b"\0" * 108
+    Picture(ramp(4, 4), icc=grey_profile).write(tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        assert "icc_profile" not in image.info
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3), (3, 6, 5), (6, 5, 4)])
+def test_npy_measurements(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(0).normal(0.5, 0.3, shape).astype(np.float32)
+    np.save(tmp_path / "y.npy", values)
+    picture = Picture.read(tmp_path / "y.npy")
+    assert picture.size == (6, 5) and picture.bits == 32
+    channels_last = values.transpose(1, 2, 0) if shape[0] == 3 else values
+    assert np.array_equal(picture.pixels[:, :, 0], channels_last[..., 0] if len(shape) == 3 else values)
+    picture.write(tmp_path / "z.npy")
+    again = Picture.read(tmp_path / "z.npy")
+    assert np.array_equal(again.pixels, picture.pixels) and (again.alpha is None) == (shape[-1] != 4)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.full((4, 4, 3), np.nan), "NaN"),
+        (np.full((4, 4, 3), np.inf), "infinite"),
+        (np.full((4, 4, 3), 200.0), "divide by 255"),
+        (np.zeros((4, 4, 5)), "shape"),
+        (np.zeros(4), "shape"),
+        (np.zeros((0, 4, 3)), "shape"),
+        (np.zeros((4, 4), np.int64), "int64"),
+        (np.array([{"a": 1}], dtype=object), "not a plain"),
+    ],
+)
+def test_npy_that_cannot_be_used(tmp_path: Path, values: np.ndarray, message: str) -> None:
+    np.save(tmp_path / "y.npy", values, allow_pickle=True)
+    with pytest.raises(UserError, match=message):
+        Picture.read(tmp_path / "y.npy")
+
+
+def png_bytes() -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(data.astronaut()[:64, :64]).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def jpeg_bytes(quality: int = 90) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(data.astronaut()[:64, :64]).save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.png", b"", "0 bytes"),
+        ("a.png", b"this is text, and not short\n" * 10, "not a picture"),
+        ("a.png", png_bytes()[:2000], "damaged or cut short"),
+        ("a.png", png_bytes()[:20], "not a picture|damaged"),
+        ("a.jpg", jpeg_bytes()[:900], "damaged or cut short"),
+        ("a.npy", b"no array", "not a plain"),
+        ("a.heic", b"\0\0\0\x18ftypheic", "heic|not a picture|damaged"),
+    ],
+)
+def test_broken_files_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        Picture.read(tmp_path / name)
+    assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        Picture.read(tmp_path / "none.png")
+    with pytest.raises(UserError, match="is a folder"):
+        Picture.read(tmp_path)
+
+
+def test_decompression_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").write_bytes(png_bytes())
+    monkeypatch.setattr(images, "MAX_PIXELS", 1000)
+    with pytest.raises(UserError, match="64×64"):
+        Picture.read(tmp_path / "a.png")
+    header = struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    (tmp_path / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk + png_bytes()[33:])
+    with pytest.raises(UserError, match="megapixels"):
+        Picture.read(tmp_path / "b.png")
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").write_bytes(b"the old one")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Image.Image, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Picture(ramp(4, 4)).write(tmp_path / "a.png")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
+    assert (tmp_path / "a.png").read_bytes() == b"the old one"
+
+
+def test_names_that_are_no_picture_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"expected one of .*\.png"):
+        Picture(ramp(4, 4)).write(tmp_path / "a.xyz")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="could not be written"):
+        Picture(ramp(4, 4)).write(tmp_path / "file" / "a.png")
+
+
+@pytest.mark.parametrize("quality", [5, 10, 50, 75, 90, 100])
+def test_jpeg_quality_is_read_from_the_tables(tmp_path: Path, quality: int) -> None:
+    (tmp_path / "a.jpg").write_bytes(jpeg_bytes(quality))
+    assert jpeg_quality(tmp_path / "a.jpg") == quality
+
+
+def test_jpeg_quality_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png_bytes())
+    with pytest.raises(UserError, match="not a JPEG"):
+        jpeg_quality(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("sigma", [0.02, 0.05, 0.1])
+def test_noise_estimate(sigma: float) -> None:
+    clean = data.astronaut().astype(np.float32) / 255
+    noise = np.random.default_rng(0).normal(0, sigma, clean.shape).astype(np.float32)
+    estimate = estimate_sigma(Picture((clean + noise).clip(0, 1)))
+    assert abs(estimate - sigma) < 0.01
+
+
+def test_noise_estimate_needs_pixels() -> None:
+    with pytest.raises(UserError, match="too few pixels"):
+        estimate_sigma(Picture(ramp(8, 8)))
+    mask = np.random.default_rng(0).random((64, 64)) < 0.08
+    with pytest.raises(UserError, match="too few pixels"):
+        estimate_sigma(Picture(ramp(64, 64), (mask * 255).astype(np.uint8)))
+
+
+def test_find_pictures_keeps_the_tree_and_passes_over_other_files(tmp_path: Path) -> None:
+    for name in ["b.png", "sub/a.JPG", "sub/deep/c.npy", "notes.txt", ".hidden/x.png", "out/y.png"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = find_pictures([tmp_path], outside=tmp_path / "out")
+    assert [one.relative.as_posix() for one in found] == ["b.png", "sub/a.JPG", "sub/deep/c.npy"]
+    assert [one.relative.name for one in find_pictures([tmp_path / "notes.txt"])] == ["notes.txt"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no pictures"):
+        find_pictures([tmp_path / "empty"])
