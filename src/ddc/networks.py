@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ddc.errors import UserError
 
@@ -46,26 +47,29 @@ class CompactUNet(nn.Module):
                 f"a U-Net of {len(channels)} levels needs {len(channels)} encoder_blocks and "
                 f"{len(channels) - 1} decoder_blocks, not {len(encoder_blocks)} and {len(decoder_blocks)}"
             )
-        self.config: dict[str, Any] = dict(
-            in_channels=in_channels,
-            out_channels=out_channels,
-            patch_size=patch_size,
-            channels=list(channels),
-            encoder_blocks=list(encoder_blocks),
-            decoder_blocks=list(decoder_blocks),
-            head_dim=head_dim,
-            groups=groups,
-        )
+        self.config: dict[str, Any] = {
+            "in_channels": in_channels,
+            "out_channels": out_channels,
+            "patch_size": patch_size,
+            "channels": list(channels),
+            "encoder_blocks": list(encoder_blocks),
+            "decoder_blocks": list(decoder_blocks),
+            "head_dim": head_dim,
+            "groups": groups,
+        }
         self.patch_size = patch_size
         self.size_multiple = patch_size * 2 ** (len(channels) - 1)
         time_dim = 4 * channels[0]
         self.time_dim = channels[0]
+        self.checkpointing = False  # see set_checkpointing
         self.time = nn.Sequential(nn.Linear(channels[0], time_dim), nn.SiLU(), nn.Linear(time_dim, time_dim))
         self.enter = nn.Conv2d(in_channels * patch_size**2, channels[0], 3, padding=1)
 
         self.down = nn.ModuleList()
         for level, width in enumerate(channels):
-            stage = nn.ModuleList([ResidualBlock(width, time_dim, groups) for _ in range(encoder_blocks[level])])
+            stage = nn.ModuleList(
+                [ResidualBlock(width, time_dim, groups) for _ in range(encoder_blocks[level])]
+            )
             if level == len(channels) - 1:
                 stage.insert(len(stage) // 2, Attention(width, head_dim, groups))
             else:
@@ -75,7 +79,9 @@ class CompactUNet(nn.Module):
         self.up = nn.ModuleList()
         for level in reversed(range(len(channels) - 1)):
             width = channels[level]
-            stage = nn.ModuleList([nn.Conv2d(channels[level + 1], 4 * width, 1), nn.Conv2d(2 * width, width, 1)])
+            stage = nn.ModuleList(
+                [nn.Conv2d(channels[level + 1], 4 * width, 1), nn.Conv2d(2 * width, width, 1)]
+            )
             stage.extend(ResidualBlock(width, time_dim, groups) for _ in range(decoder_blocks[level]))
             self.up.append(stage)
 
@@ -93,20 +99,25 @@ class CompactUNet(nn.Module):
 
         skips = []
         for stage in self.down:
-            for layer in stage:
+            for layer in stage.children():
                 if isinstance(layer, nn.Conv2d):
                     skips.append(h)
                     h = layer(h)
                 else:
-                    h = layer(h, emb)
+                    h = self._run_block(layer, h, emb)
         for stage in self.up:
-            upsample, fuse, *blocks = stage
+            upsample, fuse, *blocks = stage.children()
             h = F.pixel_shuffle(upsample(h), 2)
             h = fuse(torch.cat([h, skips.pop()], dim=1))
             for block in blocks:
-                h = block(h, emb)
+                h = self._run_block(block, h, emb)
         h = self.exit(F.silu(self.exit_norm(h)))
         return F.pixel_shuffle(h, self.patch_size)[..., :height, :width]
+
+    def _run_block(self, block: nn.Module, h: Tensor, emb: Tensor) -> Tensor:
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, h, emb, use_reentrant=False)
+        return block(h, emb)
 
 
 class ResidualBlock(nn.Module):
@@ -152,7 +163,9 @@ class Attention(nn.Module):
 def sinusoidal(t: Tensor, dim: int) -> Tensor:
     """The usual sine and cosine embedding of t (B,) → (B, dim), in float32."""
     half = dim // 2
-    frequencies = torch.exp(-math.log(10000.0) * torch.arange(half, device=t.device, dtype=torch.float32) / half)
+    frequencies = torch.exp(
+        -math.log(10000.0) * torch.arange(half, device=t.device, dtype=torch.float32) / half
+    )
     angles = t.float()[:, None] * frequencies[None]
     return torch.cat([angles.cos(), angles.sin()], dim=1)
 
@@ -178,6 +191,16 @@ def run_unet(unet: nn.Module, x: Tensor, t: int | Tensor) -> Tensor:
     return out[..., :height, :width]
 
 
+def set_checkpointing(unet: nn.Module, on: bool) -> None:
+    """Keep only the inputs of each block for a backward pass, and compute its inside again on the way back."""
+    if isinstance(unet, CompactUNet):
+        unet.checkpointing = on
+    elif on:
+        unet.enable_gradient_checkpointing()  # type: ignore[operator]
+    else:
+        unet.disable_gradient_checkpointing()  # type: ignore[operator]
+
+
 def unet_size_multiple(unet: nn.Module) -> int:
     if isinstance(unet, CompactUNet):
         return unet.size_multiple
@@ -195,8 +218,11 @@ def build_network(config: dict[str, Any]) -> nn.Module:
     if name == "CompactUNet":
         unknown = set(settings) - set(CompactUNet().config if not settings else _compact_keys())
         if unknown:
-            raise UserError(f"CompactUNet has no setting {sorted(unknown)}; it takes {sorted(_compact_keys())}")
-        return CompactUNet(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})
+            raise UserError(
+                f"CompactUNet has no setting {sorted(unknown)}; it takes {sorted(_compact_keys())}"
+            )
+        arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+        return CompactUNet(**arguments)
     if name == "UNet2DModel":
         from diffusers import UNet2DModel
 
@@ -205,7 +231,9 @@ def build_network(config: dict[str, Any]) -> nn.Module:
         from ddc.guided import GuidedUNet
 
         return GuidedUNet(**settings)
-    raise UserError(f"the network class {name!r} is not known; expected CompactUNet, UNet2DModel or GuidedUNet")
+    raise UserError(
+        f"the network class {name!r} is not known; expected CompactUNet, UNet2DModel or GuidedUNet"
+    )
 
 
 def _compact_keys() -> set[str]:
@@ -244,7 +272,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         paths = [single]
     else:
         pickles = [p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth", ".ckpt"}]
-        hint = f"; {pickles[0]} is a pickle, which is not opened: turn it into a folder with `ddc convert`" if pickles else ""
+        hint = (
+            f"; {pickles[0]} is a pickle, which is not opened: turn it into a folder with `ddc convert`"
+            if pickles
+            else ""
+        )
         raise UserError(f"{folder} has no weights ({WEIGHTS}.safetensors){hint}")
     state: dict[str, Tensor] = {}
     for path in paths:

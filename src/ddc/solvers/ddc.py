@@ -6,6 +6,7 @@ x̂0 from the frozen prior, x̂0,y = x̂0 − Δφ(y, x̂0, t) from the trained 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ddc.consistency import DataConsistency
@@ -14,7 +15,7 @@ from ddc.operators.base import Operator
 from ddc.priors import Denoiser
 from ddc.problems import Problem
 from ddc.schedule import Spacing
-from ddc.solvers.base import Callback, Solver, Step
+from ddc.solvers.base import Callback, Solver, Step, image_shape
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class DDC(Solver):
     """Deep Data Consistency: any operator the network was trained for, in five steps."""
 
     name: ClassVar[str] = "ddc"
-    operators: ClassVar[type[Operator]] = Operator
+    operators: ClassVar[type] = Operator
     needs: ClassVar[tuple[str, ...]] = ("prior", "network")
 
     steps: int = 5
@@ -30,6 +31,7 @@ class DDC(Solver):
     spacing: Spacing = "leading"
     """Timesteps of the short run: leading (800, 600, …, 0) or even (999, 749, …, 0)."""
 
+    @torch.no_grad()
     def solve(
         self,
         y: Tensor,
@@ -42,7 +44,7 @@ class DDC(Solver):
         network: DataConsistency = parts["network"]
         schedule = prior.schedule
         pairs = schedule.pairs(self.steps, self.spacing)
-        shape = (y.shape[0], 3, *problem.operator.image_size(y))
+        shape = image_shape(y, problem)
 
         x = noise.normal(shape)  # x_T ~ N(0, I)
         for i, (t, s) in enumerate(pairs):

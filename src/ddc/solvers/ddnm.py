@@ -1,0 +1,94 @@
+"""DDNM and DDNM+, "Denoising Diffusion Null-space Model" (Wang et al. 2023, arXiv 2212.00490).
+
+Algorithm 1 without noise in y; with noise DDNM+ (equations 17 and 18, and appendix I for any A with an SVD), which
+weighs the correction of each singular direction by what the noise lets through.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ddc.errors import UserError
+from ddc.noise import Noise
+from ddc.operators.base import SINGULAR_CUTOFF, LinearOperator, SVDOperator
+from ddc.priors import Denoiser
+from ddc.problems import Problem
+from ddc.solvers.base import Callback, Solver, Step, image_shape
+
+
+@dataclass(frozen=True)
+class DDNM(Solver):
+    """Null-space model: the measured part of x̂0 is replaced by A†y; with noise in y, DDNM+."""
+
+    name: ClassVar[str] = "ddnm"
+
+    steps: int = 100
+    """Sampling steps."""
+    eta: float = 0.85
+    """The share η of fresh noise in each step."""
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        if has_noise(problem) and not isinstance(problem.operator, SVDOperator):
+            raise UserError(
+                f"ddnm needs an operator with an SVD where y has noise; {problem.name} is not one. "
+                f"Use {problem.suggested_solvers()}."
+            )
+
+    @torch.no_grad()
+    def solve(
+        self,
+        y: Tensor,
+        problem: Problem,
+        prior: Denoiser,
+        noise: Noise,
+        callback: Callback | None = None,
+        **parts: Any,
+    ) -> Tensor:
+        A: LinearOperator = problem.operator  # type: ignore[assignment]
+        schedule = prior.schedule
+        pairs = schedule.pairs(self.steps)
+        shape = image_shape(y, problem)
+        noisy = has_noise(problem)
+
+        x = noise.normal(shape)  # x_T ~ N(0, I)
+        for i, (t, s) in enumerate(pairs):
+            prediction = prior.predict(x, t)
+            z = noise.normal(shape)
+            if noisy:
+                a_s = schedule.alpha_bar(s, x)
+                x0, x = self.plus_step(prediction.x0, prediction.noise, z, y, problem, a_s)
+            else:
+                x0 = prediction.x0 - A.pinv(A(prediction.x0) - y, shape[-2:])  # equation 13
+                x = schedule.ddnm_noise_rule(x0, prediction.noise, s, z, self.eta)
+            if callback:
+                callback(Step(i, len(pairs), t, x0, prediction.noise))
+        return x
+
+    def plus_step(
+        self, x0: Tensor, noise: Tensor, z: Tensor, y: Tensor, problem: Problem, a_s: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """DDNM+: the corrected x̂0, and x_s, by way of the coefficients in the basis V."""
+        A: SVDOperator = problem.operator  # type: ignore[assignment]
+        size = (x0.shape[-2], x0.shape[-1])
+        s = A.singular_values(size, x0)
+        measured = s > SINGULAR_CUTOFF
+        s = torch.where(measured, s, 1.0)
+        a, level, stay = a_s.sqrt(), (1 - a_s).sqrt(), math.sqrt(1 - self.eta**2)
+        c0, e, z = A.Vt(x0), A.Vt(noise), A.Vt(z)
+        data_level = a * problem.sigma / s  # the noise of y at this level, a σ/s_i
+
+        enough = level >= data_level
+        share = torch.where(enough, 1.0, level * stay / data_level.clamp(min=1e-12))  # λ_i
+        c0 = torch.where(measured, c0 + share * (A.Ut(y, size) / s - c0), c0)
+        fresh = torch.where(enough, (level**2 - data_level**2).clamp(min=0).sqrt(), self.eta * level)
+        rule = level * (self.eta * z + stay * e)  # DDNM's own, where nothing is measured or y has no noise
+        added = torch.where(measured & (data_level > 0), fresh * z, rule)
+        return A.V(c0), A.V(a * c0 + added)
+
+
+def has_noise(problem: Problem) -> bool:
+    return bool((torch.as_tensor(problem.sigma) > 0).any())

@@ -1,0 +1,79 @@
+"""DDRM, "Denoising Diffusion Restoration Models" (Kawar et al. 2022, arXiv 2201.11793), equations 7 and 8.
+
+It works on x/√ā, whose noise level is σ_t = √((1−ā_t)/ā_t), in the basis V of A = U diag(s) Vᵀ.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ddc.noise import Noise
+from ddc.operators.base import SINGULAR_CUTOFF, SVDOperator
+from ddc.priors import Denoiser
+from ddc.problems import Problem
+from ddc.solvers.base import Callback, Solver, Step, image_shape
+
+
+@dataclass(frozen=True)
+class DDRM(Solver):
+    """Restoration in the spectral basis: linear operators with an SVD, in twenty steps."""
+
+    name: ClassVar[str] = "ddrm"
+    operators: ClassVar[type] = SVDOperator
+
+    steps: int = 20
+    """Sampling steps."""
+    eta: float = 0.85
+    """The share η of fresh noise where y says little or nothing."""
+    eta_b: float = 1.0
+    """The share η_b of y where it is cleaner than the present noise level."""
+
+    @torch.no_grad()
+    def solve(
+        self,
+        y: Tensor,
+        problem: Problem,
+        prior: Denoiser,
+        noise: Noise,
+        callback: Callback | None = None,
+        **parts: Any,
+    ) -> Tensor:
+        A: SVDOperator = problem.operator  # type: ignore[assignment]
+        schedule = prior.schedule
+        pairs = schedule.pairs(self.steps)
+        shape = image_shape(y, problem)
+        eta, eta_b, stay = self.eta, self.eta_b, math.sqrt(1 - self.eta**2)
+
+        s = A.singular_values(shape[-2:], y)
+        measured = s > SINGULAR_CUTOFF
+        s = torch.where(measured, s, 1.0)
+        y_bar = A.Ut(y, shape[-2:]) / s  # ȳ = Uᵀy/s_i
+        sigma_bar = problem.sigma / s  # its noise, σ/s_i
+
+        z = A.Vt(noise.normal(shape))
+        sigma_t = noise_level(schedule.alpha_bar(pairs[0][0], z))
+        known = measured & (sigma_t > sigma_bar)
+        spread = (sigma_t**2 - sigma_bar**2).clamp(min=0).sqrt()
+        c = torch.where(known, y_bar + spread * z, sigma_t * z)  # equation 7
+        for i, (t, level) in enumerate(pairs):
+            prediction = prior.predict(A.V(c) * schedule.alpha_bar(t, c).sqrt(), t)
+            c0, e, z = A.Vt(prediction.x0), A.Vt(prediction.noise), A.Vt(noise.normal(shape))
+            sigma_s = noise_level(schedule.alpha_bar(level, c))
+
+            # equation 8, case by case
+            unmeasured = c0 + sigma_s * (stay * e + eta * z)
+            noisier = c0 + sigma_s * (stay * (y_bar - c0) / sigma_bar.clamp(min=1e-12) + eta * z)
+            spread = (sigma_s**2 - eta_b**2 * sigma_bar**2).clamp(min=0).sqrt()
+            cleaner = (1 - eta_b) * c0 + eta_b * y_bar + spread * z
+            c = torch.where(measured, torch.where(sigma_s < sigma_bar, noisier, cleaner), unmeasured)
+            if callback:
+                callback(Step(i, len(pairs), t, prediction.x0, prediction.noise))
+        return A.V(c)
+
+
+def noise_level(a: Tensor) -> Tensor:
+    """σ_t = √((1−ā_t)/ā_t)."""
+    return ((1 - a) / a).sqrt()

@@ -1,0 +1,64 @@
+"""DDS, "Decomposed Diffusion Sampling" (Chung, Lee and Ye 2024, arXiv 2303.05754), Algorithm 1.
+
+A few conjugate-gradient iterations from x̂0 towards the measurement.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ddc.noise import Noise
+from ddc.operators.base import LinearOperator, conjugate_gradient
+from ddc.priors import Denoiser
+from ddc.problems import Problem
+from ddc.solvers.base import Callback, Solver, Step, image_shape
+
+
+@dataclass(frozen=True)
+class DDS(Solver):
+    """Conjugate gradients on x̂0: any linear operator, without gradients of the network."""
+
+    name: ClassVar[str] = "dds"
+
+    steps: int = 50
+    """Sampling steps."""
+    eta: float = 0.85
+    """The share η of fresh noise in each step."""
+    gamma: float = 1.0
+    """The weight γ of the measurement against x̂0."""
+    cg_iterations: int = 5
+    """Conjugate-gradient iterations in each step."""
+
+    @torch.no_grad()
+    def solve(
+        self,
+        y: Tensor,
+        problem: Problem,
+        prior: Denoiser,
+        noise: Noise,
+        callback: Callback | None = None,
+        **parts: Any,
+    ) -> Tensor:
+        A: LinearOperator = problem.operator  # type: ignore[assignment]
+        schedule = prior.schedule
+        pairs = schedule.pairs(self.steps)
+        shape = image_shape(y, problem)
+        size = shape[-2:]
+        pull = self.gamma * A.adjoint(y, size)  # γAᵀy
+
+        x = noise.normal(shape)  # x_T ~ N(0, I)
+        for i, (t, s) in enumerate(pairs):
+            prediction = prior.predict(x, t)
+            x0 = conjugate_gradient(  # (I + γAᵀA) x = x̂0 + γAᵀy, exactly so many iterations
+                lambda p: p + self.gamma * A.adjoint(A(p), size),
+                prediction.x0 + pull,
+                prediction.x0,
+                self.cg_iterations,
+                tolerance=0.0,
+            )
+            x = schedule.ddnm_noise_rule(x0, prediction.noise, s, noise.normal(shape), self.eta)
+            if callback:
+                callback(Step(i, len(pairs), t, x0, prediction.noise))
+        return x

@@ -1,0 +1,62 @@
+"""DiffPIR, "Denoising Diffusion Models for Plug-and-Play Image Restoration" (Zhu et al. 2023, arXiv 2305.08995),
+Algorithm 1: half-quadratic splitting with the prior as denoiser.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ddc.noise import Noise
+from ddc.operators.base import LinearOperator
+from ddc.priors import Denoiser
+from ddc.problems import Problem
+from ddc.solvers.base import Callback, Solver, Step, image_shape
+
+SIGMA_FLOOR = 0.001  # keeps ρ_t above 0 where y has no noise
+
+
+@dataclass(frozen=True)
+class DiffPIR(Solver):
+    """Plug-and-play splitting: any linear operator, without gradients of the network."""
+
+    name: ClassVar[str] = "diffpir"
+
+    steps: int = 100
+    """Sampling steps."""
+    lam: float = 1.0
+    """The weight λ of the prior against the measurement."""
+    zeta: float = 0.1
+    """The share ζ of fresh noise in each step."""
+
+    @torch.no_grad()
+    def solve(
+        self,
+        y: Tensor,
+        problem: Problem,
+        prior: Denoiser,
+        noise: Noise,
+        callback: Callback | None = None,
+        **parts: Any,
+    ) -> Tensor:
+        A: LinearOperator = problem.operator  # type: ignore[assignment]
+        schedule = prior.schedule
+        pairs = schedule.pairs(self.steps)
+        shape = image_shape(y, problem)
+        sigma2 = torch.as_tensor(problem.sigma, dtype=y.dtype, device=y.device).clamp(min=SIGMA_FLOOR) ** 2
+
+        x = noise.normal(shape)  # x_T ~ N(0, I)
+        for i, (t, s) in enumerate(pairs):
+            prediction = prior.predict(x, t)
+            a_t, a_s = schedule.alpha_bar(t, x), schedule.alpha_bar(s, x)
+            rho = self.lam * sigma2 * a_t / (1 - a_t)  # ρ_t
+            # argmin ‖Ax − y‖² + ρ_t‖x − x̂0‖²
+            x0 = prediction.x0 + A.regularised_inverse(y - A(prediction.x0), rho, shape[-2:])
+            e = (x - a_t.sqrt() * x0) / (1 - a_t).sqrt()  # ε̂' of the corrected x̂0
+            mixed = math.sqrt(1 - self.zeta) * e + math.sqrt(self.zeta) * noise.normal(shape)
+            x = a_s.sqrt() * x0 + (1 - a_s).sqrt() * mixed
+            if callback:
+                callback(Step(i, len(pairs), t, x0, prediction.noise))
+        return x
