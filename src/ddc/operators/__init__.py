@@ -3,6 +3,7 @@
 from ddc.operators.base import LinearOperator, Operator, SVDOperator
 from ddc.operators.blur import GaussianBlur, KernelBlur
 from ddc.operators.colorize import Colorize
+from ddc.operators.custom import load_operator
 from ddc.operators.denoise import Denoise
 from ddc.operators.inpaint import Inpaint
 from ddc.operators.jpeg import JPEG
@@ -32,4 +33,5 @@ __all__ = [
     "LinearOperator",
     "Operator",
     "SVDOperator",
+    "load_operator",
 ]

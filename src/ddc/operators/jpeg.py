@@ -46,11 +46,7 @@ class JPEG(Operator):
     align = 16  # two 8×8 blocks: those of the halved chroma
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.quality, bool)
-            or not isinstance(self.quality, int)
-            or not 1 <= self.quality <= 100
-        ):
+        if type(self.quality) is not int or not 1 <= self.quality <= 100:
             raise UserError(f"the JPEG quality is {self.quality!r}; expected a whole number from 1 to 100")
 
     def __call__(self, x: Tensor) -> Tensor:
