@@ -115,11 +115,16 @@ class LPIPS(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        distance = x.new_zeros(x.shape[0], dtype=torch.float32)
         # Two passes and not one of both: in training nothing has to be kept of the picture without gradient.
-        for fx, fy, head in zip(self.deep_features(x), self.deep_features(y), self.heads, strict=True):
+        return self.compare(self.deep_features(x), self.deep_features(y))
+
+    def compare(self, features_x: list[Tensor], features_y: list[Tensor]) -> Tensor:
+        """The distance from the deep features of both."""
+        first = features_x[0]
+        distance = torch.zeros(first.shape[0], device=first.device)
+        for fx, fy, head in zip(features_x, features_y, self.heads, strict=True):
             # The convolutions may run in half precision under autocast; what is summed here may not.
-            with torch.autocast(x.device.type, enabled=False):
+            with torch.autocast(first.device.type, enabled=False):
                 difference = (unit_length(fx.float()) - unit_length(fy.float())) ** 2
                 distance = distance + (difference * head.view(1, -1, 1, 1)).sum(1).mean((1, 2))
         return distance

@@ -1,1 +1,1 @@
-
+"""Metrics, the benchmark, the paper's experiments and the report."""

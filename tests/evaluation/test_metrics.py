@@ -1,0 +1,151 @@
+"""The metrics against scikit-image, closed forms and definitions."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from skimage import data
+from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+from torch import Tensor
+
+from ddc.errors import UserError
+from ddc.evaluation.inception import FILE, Inception, find_inception
+from ddc.evaluation.metrics import (
+    Metrics,
+    consistency,
+    frechet_distance,
+    frechet_of_moments,
+    kurtosis,
+    psnr,
+    spread,
+    ssim,
+)
+from ddc.noise import Noise
+from ddc.problems import make_problem
+
+
+def pictures(size: int = 64) -> Tensor:
+    both = [getattr(data, name)()[40 : 40 + size, 100 : 100 + size] for name in ("astronaut", "coffee")]
+    return torch.from_numpy(np.stack(both)).permute(0, 3, 1, 2).float() / 255
+
+
+def noisy(x: Tensor, sigma: float = 0.1) -> Tensor:
+    return (x + sigma * Noise(range(x.shape[0])).normal(x.shape)).clamp(0, 1)
+
+
+@pytest.mark.parametrize("data_range", [1, 2])
+def test_psnr_and_ssim_equal_scikit_image(data_range: int) -> None:
+    truth = pictures(61)
+    x = noisy(truth)
+    for i in range(2):
+        a, b = truth[i].double().numpy(), x[i].double().numpy()
+        assert float(psnr(x, truth)[i]) == pytest.approx(
+            peak_signal_noise_ratio(a, b, data_range=1), abs=1e-9
+        )
+        expected = structural_similarity(a, b, channel_axis=0, data_range=data_range)
+        assert float(ssim(x, truth, data_range)[i]) == pytest.approx(expected, abs=1e-10)
+
+
+def test_the_papers_ssim_scale_reads_higher() -> None:
+    truth = pictures()
+    assert bool((ssim(noisy(truth), truth, 2) > ssim(noisy(truth), truth, 1) + 0.05).all())
+    assert math.isinf(float(psnr(truth, truth)[0]))
+    with pytest.raises(UserError, match="7×7"):
+        ssim(truth[..., :5], truth[..., :5])
+
+
+@pytest.mark.parametrize("task", ["sr4", "inpaint92", "denoise"])
+def test_consistency_of_the_truth_is_one_with_noise_and_zero_without(task: str) -> None:
+    x = 2 * pictures() - 1
+    for sigma_y, expected in ((0.05, 1.0), (0.0, 0.0)):
+        problem = make_problem(task, sigma_y, size=(64, 64), seeds=[1, 2])
+        clean = problem.measure(x)
+        y = problem.measure(x, Noise([3, 4]).normal(clean.shape))
+        assert consistency(x, y, problem).tolist() == pytest.approx([expected] * 2, abs=0.06)
+
+
+def test_consistency_without_noise_is_in_unit_range() -> None:
+    x = 2 * pictures() - 1
+    problem = make_problem("denoise", 0.0)
+    assert consistency(x + 0.2, x, problem).tolist() == pytest.approx([0.1, 0.1], abs=1e-6)
+
+
+def test_kurtosis() -> None:
+    field = Noise([0, 1]).normal((2, 3, 128, 128))
+    assert kurtosis(field).abs().max() < 0.1
+    uniform = Noise([0, 1]).uniform((2, 3, 128, 128))
+    assert kurtosis(3 * uniform - 7).tolist() == pytest.approx([-1.2, -1.2], abs=0.02)
+
+
+def test_spread() -> None:
+    samples = 0.3 * torch.stack([Noise([s, s + 100]).normal((2, 3, 64, 64)) for s in range(8)])
+    assert spread(samples).tolist() == pytest.approx([0.3, 0.3], abs=0.005)
+    assert spread(torch.ones(2, 1, 3, 8, 8)).tolist() == [0.0]
+
+
+def test_frechet_distance_equals_closed_forms() -> None:
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(500, 6))
+    assert frechet_distance(a, a) == pytest.approx(0, abs=1e-9)
+    assert frechet_distance(a, a + np.arange(6)) == pytest.approx(55, abs=1e-9)  # 0² + 1² + … + 5²
+    mean, cov = a.mean(0), np.cov(a, rowvar=False)
+    # a → 3a − 1: ‖μ − (3μ − 1)‖² + tr(C + 9C − 6C)
+    expected = ((mean - (3 * mean - 1)) ** 2).sum() + 4 * np.trace(cov)
+    assert frechet_distance(a, 3 * a - 1) == pytest.approx(expected, rel=1e-10)
+    # commuting covariances: Σ (√λ_a − √λ_b)²
+    basis = np.linalg.qr(rng.normal(size=(6, 6)))[0]
+    la, lb = rng.uniform(0.1, 2, 6), rng.uniform(0.1, 2, 6)
+    got = frechet_of_moments(mean, basis * la @ basis.T, mean, basis * lb @ basis.T)
+    assert got == pytest.approx(((np.sqrt(la) - np.sqrt(lb)) ** 2).sum(), rel=1e-9)
+
+
+def test_frechet_distance_with_fewer_pictures_than_features() -> None:
+    a = np.random.default_rng(0).normal(size=(5, 40))
+    assert frechet_distance(a, a + 1) == pytest.approx(40, rel=1e-6)
+    with pytest.raises(UserError, match="at least 2"):
+        frechet_distance(a[:1], a)
+
+
+def test_all_metrics_of_a_batch() -> None:
+    metrics = Metrics()
+    truth = pictures()
+    values, features = metrics(noisy(truth), truth)
+    near, _ = metrics(noisy(truth, 0.02), truth)
+    assert {"psnr", "ssim", "ssim_paper", "lpips"} <= set(values)
+    assert near["lpips"][0] < values["lpips"][0] and near["psnr"][1] > values["psnr"][1]
+    if metrics.vgg is not None:
+        assert features["fd_vgg16"].shape == (2, 512)
+        assert near["lpips_vgg"][1] < values["lpips_vgg"][1]
+    perfect, _ = metrics(truth, truth)
+    assert perfect["psnr"] == [100, 100] and perfect["lpips"] == [0, 0]
+
+
+def test_inception_is_read_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    network = Inception().eval()
+    # pool3 of Inception-v3: the count of the published network without its classifier
+    assert sum(p.numel() for p in network.parameters()) == 21_785_568
+    path = tmp_path / "ddc" / FILE
+    path.parent.mkdir()
+    state = network.state_dict() | {"fc.weight": torch.zeros(1008, 2048), "fc.bias": torch.zeros(1008)}
+    torch.save(state, path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = find_inception()
+    assert found == path
+    x = pictures()[:1]
+    with torch.no_grad():
+        features = Inception.from_file(found)(x)
+        assert features.shape == (1, 2048)
+        larger = F.interpolate(x, size=(299, 299), mode="bilinear", align_corners=False)
+        torch.testing.assert_close(features, network(larger))
+
+
+def test_wrong_inception_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a file"):
+        find_inception(tmp_path / "absent.pth")
+    (tmp_path / "other.pth").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="Inception weights"):
+        Inception.from_file(tmp_path / "other.pth")
