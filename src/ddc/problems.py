@@ -139,12 +139,12 @@ def task_operator(
     """
     family, numbers = _parse(task)
     for given, what, fits in (
-        (mask, "mask", family == "inpaint"),
-        (kernel, "kernel", task == "blur"),
-        (operator_file, "operator file", family == "custom"),
+        (mask, "a mask", family == "inpaint"),
+        (kernel, "a kernel", task == "blur"),
+        (operator_file, "an operator file", family == "custom"),
     ):
         if given is not None and not fits:
-            raise UserError(f"a {what} was given, but the task {task} does not use one; leave it out")
+            raise UserError(f"{what} was given, but the task {task} does not use one; leave it out")
 
     if family == "superres":
         scale = int(numbers["scale"])

@@ -116,6 +116,8 @@ def box_mask(size: Size, box: Size | None = None) -> Tensor:
     """A rectangular hole (rows, columns) in the middle; by default of half the height and width."""
     height, width = size
     rows, columns = box or (max(height // 2, 1), max(width // 2, 1))
+    if min(rows, columns) < 1:
+        raise UserError(f"the hole is {columns}×{rows} pixels; expected at least one")
     mask = torch.ones(1, 1, height, width)
     top, left = max((height - rows) // 2, 0), max((width - columns) // 2, 0)
     mask[..., top : top + rows, left : left + columns] = 0

@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from skimage import data
+
+from ddc.errors import UserError
+from ddc.operators.inpaint import Inpaint, box_mask, fill_holes, random_mask, read_mask, stroke_mask
+from ddc.problems import Problem
+
+
+def test_noise_falls_on_observed_pixels_only() -> None:
+    mask = random_mask((20, 30), 0.6, [1, 2])
+    problem = Problem(Inpaint(mask), sigma_y=0.05)
+    x, z = torch.randn(2, 3, 20, 30), torch.randn(2, 3, 20, 30)
+    y = problem.measure(x, z)
+    holes = (mask == 0).expand_as(y)
+    assert bool((y[holes] == 0).all())
+    assert torch.allclose(y[~holes], (x + 0.1 * z)[~holes])
+
+
+def test_random_masks_depend_on_their_seed_alone() -> None:
+    both = random_mask((40, 50), 0.92, [7, 8])
+    assert torch.equal(both[1:], random_mask((40, 50), 0.92, 8))
+    assert not torch.equal(both[0], both[1])
+    assert float(random_mask((256, 256), 0.92, 0).mean()) == pytest.approx(0.08, abs=0.005)
+
+
+def test_a_crop_measures_a_window() -> None:
+    operator = Inpaint(random_mask((32, 40), 0.5, 0))
+    x = torch.randn(1, 3, 32, 40)
+    window = operator.crop(8, 16, 10, 20)
+    assert torch.equal(window(x[..., 8:18, 16:36]), operator(x)[..., 8:18, 16:36])
+    observed = window.observed(x[..., 8:18, 16:36])
+    assert torch.equal(observed, operator.mask[..., 8:18, 16:36])
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (31, 17), (64, 64)])
+def test_filling_keeps_what_is_observed_and_leaves_no_hole(size: tuple[int, int]) -> None:
+    mask = random_mask(size, 0.9, [3, 4])
+    mask[:, :, 0, 0] = 1
+    y = (torch.rand(2, 3, *size) + 1) * mask  # observed pixels lie in [1, 2]
+    filled = fill_holes(y, mask)
+    assert torch.equal(filled * mask, y)
+    assert float(filled.min()) > 0.999 and float(filled.max()) < 2.001
+
+
+def test_filling_is_a_useful_guess() -> None:
+    x = torch.from_numpy(data.astronaut()[:256, :256].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+    operator = Inpaint(random_mask((256, 256), 0.92, 0))
+    guess = operator.estimate(operator(x), 0.0)
+    mse = float((guess - x).square().mean()) / 4
+    assert -10 * np.log10(mse) > 20
+    assert bool((fill_holes(torch.zeros_like(x), torch.zeros(1, 1, 256, 256)) == 0).all())
+
+
+def test_boxes_and_strokes() -> None:
+    box = box_mask((20, 30), (4, 6))
+    assert int((box == 0).sum()) == 24 and bool((box[..., 8:12, 12:18] == 0).all())
+    assert int((box_mask((20, 30)) == 0).sum()) == 10 * 15
+    strokes = stroke_mask((64, 80), [1, 2])
+    assert strokes.shape == (2, 1, 64, 80)
+    assert torch.equal(strokes[1:], stroke_mask((64, 80), 2)) and not torch.equal(strokes[0], strokes[1])
+    assert 0.02 < float((strokes == 0).float().mean()) < 0.6
+    with pytest.raises(UserError, match="at least one"):
+        box_mask((20, 30), (0, 4))
+
+
+def test_masks_from_files(tmp_path: Path) -> None:
+    observed = np.zeros((5, 7), dtype=np.uint8)
+    observed[1:3, 2:6] = 255
+    expected = torch.from_numpy(observed / 255).float()[None, None]
+    Image.fromarray(observed).save(tmp_path / "grey.png")
+    Image.merge("RGBA", [Image.new("L", (7, 5), 9)] * 3 + [Image.fromarray(observed)]).save(
+        tmp_path / "alpha.png"
+    )
+    Image.fromarray(observed).convert("1").save(tmp_path / "bits.png")
+    for name in ("grey.png", "alpha.png", "bits.png"):
+        assert torch.equal(read_mask(tmp_path / name), expected), name
+    (tmp_path / "text.png").write_text("not a picture")
+    for name in ("text.png", "missing.png"):
+        with pytest.raises(UserError, match="cannot be read"):
+            read_mask(tmp_path / name)
+
+
+def test_bad_masks_are_refused() -> None:
+    with pytest.raises(UserError, match="expected"):
+        Inpaint(torch.ones(4, 4))
+    with pytest.raises(UserError, match="other than 0 and 1"):
+        Inpaint(torch.full((1, 1, 4, 4), 0.5))
+    with pytest.raises(UserError, match=r"4×5.*8×6"):
+        Inpaint(torch.ones(1, 1, 5, 4))(torch.zeros(1, 3, 6, 8))
+    with pytest.raises(UserError, match="2 masks"):
+        Inpaint(torch.ones(2, 1, 4, 4))(torch.zeros(3, 3, 4, 4))
+    with pytest.raises(UserError, match="missing pixels"):
+        random_mask((4, 4), 1.0, 0)
