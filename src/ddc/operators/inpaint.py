@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d, interpolate, pad
+from torch.nn.functional import avg_pool2d, conv2d, interpolate, pad
 
 from ddc.errors import UserError
 from ddc.noise import Noise
@@ -87,19 +87,28 @@ def fill_holes(y: Tensor, mask: Tensor) -> Tensor:
     work = torch.promote_types(y.dtype, torch.float32)
     value, weight = y.to(work) * mask, mask.to(work)
     levels = []
-    while max(value.shape[-2:]) > 1:
-        height, width = value.shape[-2:]
-        levels.append((value, weight))
-        even = (0, width % 2, 0, height % 2)
-        total = 4 * avg_pool2d(pad(weight, even), 2)
-        value = 4 * avg_pool2d(pad(value * weight, even), 2) / total.clamp(min=1e-6)
-        weight = total.clamp(max=1)
-    for fine, certainty in reversed(levels):
-        height, width = fine.shape[-2:]
-        doubled = (height + height % 2, width + width % 2)
-        filling = interpolate(value, size=doubled, mode="bilinear", align_corners=False)[..., :height, :width]
-        value = certainty * fine + (1 - certainty) * filling
+    with torch.autocast(y.device.type, enabled=False):
+        while max(value.shape[-2:]) > 1:
+            levels.append((value, weight))
+            total = _halve(weight)
+            value = _halve(value * weight) / total.clamp(min=1e-30)
+            weight = total.clamp(max=1)
+        for fine, certainty in reversed(levels):
+            height, width = fine.shape[-2:]
+            doubled = (height + height % 2, width + width % 2)
+            filling = interpolate(value, size=doubled, mode="bilinear", align_corners=False)
+            filling = certainty * fine + (1 - certainty) * filling[..., :height, :width]
+            filling = avg_pool2d(pad(filling, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+            value = certainty * fine + (1 - certainty) * filling
     return value.to(y.dtype)
+
+
+def _halve(x: Tensor) -> Tensor:
+    """Each pixel of the half size as a sum over 4×4 with weights 1 in the middle; zero outside the picture."""
+    channels, height, width = x.shape[1:]
+    line = x.new_tensor([1 / 3, 1, 1, 1 / 3])
+    kernel = torch.outer(line, line).expand(channels, 1, 4, 4)
+    return conv2d(pad(x, (1, 1 + width % 2, 1, 1 + height % 2)), kernel, stride=2, groups=channels)
 
 
 def random_mask(
