@@ -1,1 +1,81 @@
+"""The command `ddc`: a list of subcommands, each imported only when it is called."""
 
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "restore": ("ddc.cli.restore:Restore", "restore pictures: super-resolution, blur, holes, JPEG, noise"),
+    "degrade": ("ddc.cli.degrade:Degrade", "make the measurement of a task from clean pictures"),
+    "convert": ("ddc.cli.convert:Convert", "turn a guided-diffusion checkpoint into a model folder"),
+    "info": ("ddc.cli.info:Info", "what a model folder holds, and what this computer offers"),
+    "evaluate": ("ddc.cli.evaluate:Evaluate", "measure solvers on a folder of pictures"),
+    "reproduce": ("ddc.cli.reproduce:Reproduce", "run the experiments of the paper"),
+    "train": ("ddc.cli.train:Train", "train a prior or a data-consistency network"),
+    "export": ("ddc.cli.export:Export", "write a trained model as a folder to share"),
+    "bench": ("ddc.cli.bench:Bench", "measure speed and memory on this computer"),
+    "web": ("ddc.cli.web:Web", "open the web page for restoring pictures"),
+}
+
+
+def available() -> dict[str, tuple[str, str]]:
+    """The commands whose module is there."""
+    here = importlib.util.find_spec
+    return {name: entry for name, entry in COMMANDS.items() if here(entry[0].partition(":")[0]) is not None}
+
+
+def usage() -> str:
+    lines = [f"  {name:<10} {summary}" for name, (_, summary) in available().items()]
+    return "\n".join(
+        [
+            "usage: ddc COMMAND …",
+            "",
+            "Deep Data Consistency: restore images in five diffusion steps.",
+            "",
+            *lines,
+            "",
+            "`ddc COMMAND --help` shows the options of a command; `ddc --version` the version.",
+        ]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. 0: done; 1: some files failed; 2: nothing could be done; 130: interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage(), file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from ddc import __version__
+
+        print(f"ddc {__version__}")
+        return 0
+    command, *rest = arguments
+    commands = available()
+    if command not in commands:
+        print(f"ddc: there is no command {command!r}; expected one of {', '.join(commands)}", file=sys.stderr)
+        return 2
+
+    from ddc.errors import UserError
+
+    module_name, _, class_name = commands[command][0].partition(":")
+    try:
+        import tyro
+
+        command_class = getattr(importlib.import_module(module_name), class_name)
+        try:
+            settings = tyro.cli(command_class, args=rest, prog=f"ddc {command}")
+        except SystemExit as stop:  # --help, or a line that cannot be parsed
+            return stop.code if isinstance(stop.code, int) else 2
+        return int(settings.run())
+    except UserError as error:
+        print(f"ddc: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("ddc: interrupted; what was finished is whole", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `ddc … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,543 @@
+"""RestorationPipeline: the one door for people. Pictures in, pictures out.
+
+pipe = RestorationPipeline.from_pretrained("model").to("cuda")
+pipe("small.png", task="sr4").picture.write("large.png")
+"""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import time
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import PIL.Image
+import torch
+from torch import Tensor
+
+from ddc.consistency import DataConsistency
+from ddc.errors import UserError
+from ddc.images import Picture, estimate_sigma, jpeg_quality, to_internal
+from ddc.noise import Noise, derive_seed
+from ddc.operators.base import LinearOperator, Operator, check_adjoint
+from ddc.operators.colorize import GREY
+from ddc.priors import Prior
+from ddc.problems import Problem, check_sigma, task_family, task_operator
+from ddc.solvers import SOLVERS
+from ddc.solvers.base import Callback, Solver
+from ddc.tiling import SMALLEST_TILE, Window, margin_of, plan, restore_by_tiles
+
+logger = logging.getLogger("ddc")
+
+DEFAULT_MODEL = Path(__file__).parent / "models" / "default"
+DEFAULT_TILE = 256  # pixels; what the networks are trained at
+
+Image = str | Path | Picture | Tensor | np.ndarray[Any, Any] | PIL.Image.Image
+
+
+@dataclass(frozen=True)
+class RestorationResult:
+    """What came out, one entry for each picture that went in."""
+
+    pictures: list[Picture]  # the restored pictures; the first sample of each
+    samples: list[list[Picture]]  # all samples of each
+    mean: list[Picture]  # over the samples
+    std: list[Tensor]  # of each pixel over the samples, (3, H, W) in [0, 1] units; zero for one sample
+    seconds: float  # in all
+    evaluations: int  # of a network, for one sample of the last picture, over all its tiles
+    seed: int
+    sigma: list[float]  # the noise level used for each
+    tasks: list[str]  # the task of each
+
+    @property
+    def picture(self) -> Picture:
+        """The restored picture, where one went in."""
+        return self.pictures[0]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One picture to restore once."""
+
+    picture: Picture
+    problem: Problem
+    seed: int
+
+
+class RestorationPipeline:
+    """A prior, and the data-consistency network that goes with it."""
+
+    def __init__(
+        self,
+        prior: Prior,
+        network: DataConsistency | None = None,
+        folder: Path | None = None,
+        tile: int = DEFAULT_TILE,
+    ) -> None:
+        self.prior = prior
+        self.network = network
+        self.folder = folder
+        self.tile = tile
+        self.device = torch.device("cpu")
+        self._parts: dict[
+            tuple[str, str], dict[str, Any]
+        ] = {}  # what solvers have loaded, by solver and task
+
+    @staticmethod
+    def from_pretrained(
+        folder: str | Path | None = None, network: str | Path | None = None
+    ) -> "RestorationPipeline":
+        """Read a model folder: prior/ and network/. None is the model that comes with the package.
+
+        A prior's own folder (unet/ and scheduler/) is taken as well; `network` names a data-consistency
+        network that lies elsewhere.
+        """
+        if folder is None:
+            if not (DEFAULT_MODEL / "prior").is_dir():
+                raise UserError(
+                    "no model was named and none came with this package; name a folder with --model"
+                )
+            folder = DEFAULT_MODEL
+        folder = Path(folder)
+        if not folder.exists():
+            raise UserError(f"the model folder {folder} does not exist; check --model")
+        if folder.is_file():
+            raise UserError(
+                f"{folder} is a file; a model is a folder with prior/ and network/. "
+                "A checkpoint (.pt) becomes one with `ddc convert`"
+            )
+        prior_folder = folder / "prior" if (folder / "prior").is_dir() else folder
+        if not any((prior_folder / name).exists() for name in ("config.json", "unet")):
+            raise UserError(f"{folder} is not a model: it has no prior/ (with unet/ and scheduler/) in it")
+        network_folder = Path(network) if network is not None else folder / "network"
+        has_network = network is not None or network_folder.is_dir()
+        return RestorationPipeline(
+            Prior.from_pretrained(prior_folder).requires_grad_(False),
+            DataConsistency.from_pretrained(network_folder).requires_grad_(False) if has_network else None,
+            folder,
+        )
+
+    def to(self, device: str | torch.device) -> "RestorationPipeline":
+        """Move to a device; "auto" is the best there is."""
+        self.device = pick_device(device)
+        self.prior.to(self.device)
+        if self.network is not None:
+            self.network.to(self.device)
+        self._parts.clear()
+        return self
+
+    def __call__(
+        self,
+        images: Image | Sequence[Image],
+        task: str | Operator = "sr4",
+        *,
+        sigma: float | Literal["auto"] = 0.0,
+        solver: str | Solver = "ddc",
+        steps: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        samples: int = 1,
+        names: Sequence[str] | None = None,
+        mask: Tensor | str | Path | None = None,
+        kernel: Tensor | str | Path | None = None,
+        operator_file: str | None = None,
+        tile: int | None = None,
+        batch: int | None = None,
+        callback: Callback | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> RestorationResult:
+        """Restore one picture or several.
+
+        images: files, `Picture`s, Pillow images, (H, W, 3) arrays, or (3, H, W) tensors in [0, 1]
+        task: a name (see `ddc.problems.TASKS`), "jpeg" for the quality that a file says, or an operator
+        sigma: the noise of the pictures in [0, 1] units, or "auto" to estimate it from each
+        solver, steps, options: the algorithm, its length, and its other settings by name
+        seed: of all randomness, with each picture's name (a file's name, `names`, or else its index)
+        samples: how many restorations of each picture
+        mask, kernel, operator_file: what the tasks inpaint, blur and custom need
+        tile: the side of a tile in pixels; None is the model's own, 0 never cuts
+        batch: pictures of one size that are restored together; None chooses
+        callback: called after each step of each tile; progress: called with the share that is done
+        """
+        started = time.perf_counter()
+        pictures = _as_pictures(images)
+        if samples < 1:
+            raise UserError(f"samples must be at least 1, not {samples}")
+        if tile is not None and tile != 0 and tile < SMALLEST_TILE:
+            raise UserError(f"a tile must be at least {SMALLEST_TILE} pixels (or 0: never cut), not {tile}")
+        method = make_solver(solver, steps, options)
+        operators = _Operators(task, mask, kernel, operator_file)
+        jobs: list[_Job] = []
+        for index, picture in enumerate(pictures):
+            name = names[index] if names else picture.path.name if picture.path else index
+            problem = self.problem(picture, operators, sigma)
+            self.check(method, problem)
+            if operators.use_alpha():
+                picture = dataclasses.replace(picture, alpha=None)
+            first = derive_seed(seed, name)
+            seeds = [first, *(derive_seed(first, sample) for sample in range(1, samples))]
+            jobs.extend(_Job(picture, problem, one) for one in seeds)
+
+        if batch is None:
+            batch = 1 if self.device.type == "cpu" else 8
+        run = _Run(self, method, self.tile if tile is None else tile, callback)
+        restored: list[Picture] = []
+        for group in _groups(jobs, batch):
+            share = len(group) / len(jobs)
+            done = len(restored) / len(jobs)
+            report = (lambda part, a=done, b=share: progress(a + b * part)) if progress else None
+            restored.extend(run.group(group, report))
+        per_picture = [restored[i : i + samples] for i in range(0, len(restored), samples)]
+        return RestorationResult(
+            pictures=[all_samples[0] for all_samples in per_picture],
+            samples=per_picture,
+            mean=[_mean(all_samples) for all_samples in per_picture],
+            std=[_std(all_samples) for all_samples in per_picture],
+            seconds=time.perf_counter() - started,
+            evaluations=run.evaluations,
+            seed=seed,
+            sigma=[float(job.problem.sigma_y) for job in jobs[::samples]],
+            tasks=[job.problem.name for job in jobs[::samples]],
+        )
+
+    def problem(self, picture: Picture, operators: "_Operators", sigma: float | Literal["auto"]) -> Problem:
+        """The problem that a picture is the measurement of."""
+        operator, name = operators.of(picture)
+        sigma_y = estimate_sigma(picture) if sigma == "auto" else float(sigma)
+        check_sigma(sigma_y)
+        return Problem(operator, sigma_y, name)
+
+    def check(self, solver: Solver, problem: Problem) -> None:
+        """Refuse, before anything runs, what cannot work."""
+        solver.check(problem)
+        if "network" in solver.needs and self.network is None:
+            raise UserError(
+                f"{solver.name} needs a data-consistency network; {self.folder or 'this model'} has no network/. "
+                "Name one with --network, or use ddnm or dps"
+            )
+        self.prior.schedule.pairs(solver.steps)
+
+    def parts(self, solver: Solver, problem: Problem) -> dict[str, Any]:
+        """What a solver takes beside the prior, on this device."""
+        key = (solver.name, problem.name)
+        if key not in self._parts:
+            loaded = solver.load_parts(self.folder, problem)
+            self._parts[key] = {k: v.to(self.device) if hasattr(v, "to") else v for k, v in loaded.items()}
+        network = {"network": self.network} if "network" in solver.needs else {}
+        return network | self._parts[key]
+
+
+class _Run:
+    """One call of the pipeline: the tile, which halves when memory runs out, and the count of evaluations."""
+
+    def __init__(
+        self, pipe: RestorationPipeline, solver: Solver, tile: int, callback: Callback | None
+    ) -> None:
+        self.pipe, self.solver, self.tile, self.callback = pipe, solver, tile, callback
+        self.evaluations = 0
+
+    def group(self, jobs: Sequence[_Job], progress: Callable[[float], None] | None) -> list[Picture]:
+        """Restore jobs that fit together in one batch."""
+        while True:
+            short = False
+            try:
+                x = self.solve(jobs, progress)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                short = True
+            if not short:
+                return [_finish(job.picture, job.problem, image) for job, image in zip(jobs, x, strict=True)]
+            # outside the handler, for the exception holds on to the tensors of the failed run
+            if self.pipe.device.type == "cuda":
+                torch.cuda.empty_cache()
+            if len(jobs) > 1:
+                logger.warning("out of memory: the batch of %d is halved", len(jobs))
+                half = len(jobs) // 2
+                return self.group(jobs[:half], progress) + self.group(jobs[half:], progress)
+            height, width = _image_size(jobs[0])
+            side = max(height, width)
+            self.tile = min(self.tile or side, side) // 2
+            if self.tile < SMALLEST_TILE:
+                raise UserError(
+                    f"there is not enough memory on {self.pipe.device} even for tiles of {SMALLEST_TILE} pixels; "
+                    "use another device (--device cpu) or a smaller model"
+                )
+            logger.warning("out of memory: going on with tiles of %d pixels", self.tile)
+
+    def solve(self, jobs: Sequence[_Job], progress: Callable[[float], None] | None) -> Tensor:
+        """(B, 3, H, W) in [0, 1], on the CPU."""
+        pipe, problem = self.pipe, jobs[0].problem
+        operator = problem.operator
+        parts = pipe.parts(self.solver, problem)
+        size = _image_size(jobs[0])
+        tile = self.tile if self.tile else max(size)
+        grid = math.lcm(operator.align, operator.scale)
+        margin = margin_of(operator, min(tile, *size)) if max(size) > tile else 0
+        tiles = plan(size, tile, margin, grid)
+        levels = [float(job.problem.sigma_y) for job in jobs]
+        sigma_y = levels[0] if len(set(levels)) == 1 else torch.tensor(levels, device=pipe.device)
+        finished = 0
+
+        def restore(window: Window) -> Tensor:
+            nonlocal finished
+            y = torch.stack([_measurement(job, window) for job in jobs]).to(pipe.device)
+            local = dataclasses.replace(
+                problem,
+                operator=operator.crop(window.top, window.left, window.height, window.width),
+                sigma_y=sigma_y,
+            )
+            observed = local.operator.observed(y)
+            if observed is not None:
+                y = y * observed.to(y)
+            noise = Noise([job.seed for job in jobs], (window.top, window.left), pipe.device)
+
+            def step_done(step: Any) -> None:
+                if self.callback:
+                    self.callback(step)
+                if progress:
+                    progress((finished + (step.index + 1) / step.steps) / len(tiles))
+
+            x = self.solver.solve(y, local, pipe.prior, noise, step_done, **parts)
+            finished += 1
+            return x.detach()[..., : window.height, : window.width]
+
+        out = restore_by_tiles(tiles, size, len(jobs), restore)
+        self.evaluations = self.solver.evaluations() * len(tiles)
+        return out.add_(1).div_(2).clamp_(0, 1)
+
+
+class _Operators:
+    """The operator of each picture; those that do not depend on it are made once."""
+
+    def __init__(
+        self,
+        task: str | Operator,
+        mask: Tensor | str | Path | None,
+        kernel: Tensor | str | Path | None,
+        operator_file: str | None,
+    ) -> None:
+        self.task, self.mask, self.kernel, self.operator_file = task, mask, kernel, operator_file
+        self.made: dict[str, Operator] = {}
+        if isinstance(task, str) and task != "jpeg":
+            task_family(task)  # an unknown name is refused before anything is read
+
+    def use_alpha(self) -> bool:
+        """Whether a picture's alpha is its mask, not its transparency."""
+        task = self.task
+        return (
+            isinstance(task, str) and task != "jpeg" and task_family(task) == "inpaint" and self.mask is None
+        )
+
+    def of(self, picture: Picture) -> tuple[Operator, str]:
+        if isinstance(self.task, Operator):
+            if "given" not in self.made:
+                size = (
+                    min(picture.size[0] * self.task.scale, 64),
+                    min(picture.size[1] * self.task.scale, 64),
+                )
+                window = self.task.crop(0, 0, *size)
+                if isinstance(window, LinearOperator):
+                    check_adjoint(window, torch.zeros(1, 3, *size))
+            self.made["given"] = self.task
+            return self.task, type(self.task).__name__
+        task = self.task
+        if task == "jpeg":
+            if picture.path is None:
+                raise UserError("the task jpeg reads the quality from a file; name it, as in jpeg10")
+            task = f"jpeg{jpeg_quality(picture.path)}"
+        if task_family(task) == "inpaint":
+            mask = self.mask if self.mask is not None else picture.mask
+            if mask is None:
+                where = (
+                    f"{picture.path} has no transparency"
+                    if picture.path
+                    else "the picture has no transparency"
+                )
+                raise UserError(
+                    f"{where} and no mask was given; name one with --mask (white is known, black a hole)"
+                )
+            return task_operator(task, picture.size, mask=mask), task
+        if task not in self.made:
+            self.made[task] = task_operator(
+                task, picture.size, mask=self.mask, kernel=self.kernel, operator_file=self.operator_file
+            )
+        return self.made[task], task
+
+
+def make_solver(
+    solver: str | Solver, steps: int | None = None, options: Mapping[str, Any] | None = None
+) -> Solver:
+    """A solver by name, with its settings; texts (as a command line gives them) are turned into numbers."""
+    if isinstance(solver, Solver):
+        if steps is not None or options:
+            return dataclasses.replace(
+                solver, **dict(options or {}), **({} if steps is None else {"steps": steps})
+            )
+        return solver
+    if solver not in SOLVERS:
+        raise UserError(f"the solver {solver!r} is not known; expected one of {', '.join(SOLVERS)}")
+    kind = SOLVERS[solver]
+    hints = typing.get_type_hints(kind)
+    known = [field.name for field in dataclasses.fields(kind)]
+    settings: dict[str, Any] = {}
+    for name, value in (options or {}).items():
+        key = name.replace("-", "_")
+        if key not in known:
+            raise UserError(f"{solver} has no setting {name!r}; it takes {', '.join(known)}")
+        settings[key] = _parsed(solver, key, value, hints[key])
+    if steps is not None:
+        settings["steps"] = steps
+    if settings.get("steps", 1) < 1:
+        raise UserError(f"steps must be at least 1, not {settings['steps']}")
+    return kind(**settings)
+
+
+def _parsed(solver: str, name: str, value: Any, hint: Any) -> Any:
+    """A setting's value, from its text where it is one, checked against the type of the field."""
+    choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+    if not choices and isinstance(value, str):
+        with contextlib.suppress(ValueError):  # what is no number stays a text
+            value = json.loads(value.lower().replace("none", "null"))
+    kinds = typing.get_args(hint) or (hint,)
+    fits = value in choices if choices else any(_is_a(value, kind) for kind in kinds)
+    if not fits:
+        expected = " or ".join(map(str, choices)) or str(getattr(hint, "__name__", hint))
+        raise UserError(f"{solver}'s setting {name} cannot be {value!r}; expected {expected}")
+    return (
+        float(value) if float in kinds and isinstance(value, int) and not isinstance(value, bool) else value
+    )
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind) if isinstance(kind, type) else False
+
+
+def pick_device(name: str | torch.device) -> torch.device:
+    """A device that works, by name; "auto" is CUDA, else Apple's MPS, else the CPU."""
+    if str(name) == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UserError(
+            f"the device {str(name)!r} is not there; expected auto, cpu, cuda, cuda:1 or mps"
+        ) from None
+    return device
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+
+
+def _as_pictures(images: Image | Sequence[Image]) -> list[Picture]:
+    if isinstance(images, Tensor) and images.dim() == 4:
+        images = list(images)
+    if isinstance(images, (str, Path, Picture, Tensor, np.ndarray, PIL.Image.Image)):
+        images = [images]
+    if not images:
+        raise UserError("no picture was given")
+    return [_as_picture(image) for image in images]
+
+
+def _as_picture(image: Image) -> Picture:
+    if isinstance(image, Picture):
+        return image
+    if isinstance(image, (str, Path)):
+        return Picture.read(image)
+    if isinstance(image, PIL.Image.Image):
+        image = np.asarray(image.convert("RGB"))
+    if isinstance(image, np.ndarray):
+        if image.ndim != 3 or image.shape[2] != 3 or image.dtype not in (np.uint8, np.uint16, np.float32):
+            raise UserError(
+                f"an array is (H, W, 3) of uint8, uint16 or float32, not {image.shape} of {image.dtype}"
+            )
+        if image.dtype != np.float32:
+            return Picture(image, bits=8 * image.dtype.itemsize)
+        image = torch.from_numpy(image).permute(2, 0, 1)
+    if not bool(torch.isfinite(image).all()):
+        raise UserError("the picture has NaN or infinite pixels; expected numbers in [0, 1]")
+    return Picture.from_tensor(image, bits=32)
+
+
+def _groups(jobs: Sequence[_Job], batch: int) -> Iterator[list[_Job]]:
+    """Neighbours in the list that can run as one batch: one size, one operator."""
+    group: list[_Job] = []
+    for job in jobs:
+        fits = group and (
+            len(group) < batch
+            and job.picture.size == group[0].picture.size
+            and job.problem.operator == group[0].problem.operator
+        )
+        if group and not fits:
+            yield group
+            group = []
+        group.append(job)
+    if group:
+        yield group
+
+
+def _image_size(job: _Job) -> tuple[int, int]:
+    return job.problem.operator.image_size(torch.empty(1, 3, *job.picture.size, device="meta"))
+
+
+def _measurement(job: _Job, window: Window) -> Tensor:
+    """The part of y that belongs to a window of the picture, in [-1, 1]."""
+    operator, picture = job.problem.operator, job.picture
+    scale = operator.scale
+    height, width = -(-window.height // scale), -(-window.width // scale)
+    y = to_internal(picture.window(window.top // scale, window.left // scale, height, width))
+    if measures_grey(operator):
+        y = (y * y.new_tensor(GREY).view(3, 1, 1)).sum(0, keepdim=True)
+    return y
+
+
+def measures_grey(operator: Operator) -> bool:
+    """Whether the operator's measurement has one channel."""
+    from ddc.operators.colorize import Colorize
+
+    return isinstance(operator, Colorize)
+
+
+def _finish(source: Picture, problem: Problem, x: Tensor) -> Picture:
+    """The restored pixels, with what the source said about itself."""
+    alpha = None if source.alpha is None else _enlarged(source.alpha, (x.shape[-2], x.shape[-1]))
+    pixels = x.permute(1, 2, 0).numpy()
+    grey = source.grey and not measures_grey(problem.operator)
+    return dataclasses.replace(source, pixels=pixels, alpha=alpha, grey=grey)
+
+
+def _enlarged(alpha: np.ndarray[Any, Any], size: tuple[int, int]) -> np.ndarray[Any, Any]:
+    if alpha.shape == size:
+        return alpha
+    from skimage.transform import resize
+
+    dtype = alpha.dtype
+    return np.rint(resize(alpha, size, order=1, preserve_range=True)).astype(dtype)
+
+
+def _mean(samples: list[Picture]) -> Picture:
+    if len(samples) == 1:
+        return samples[0]
+    total = torch.stack([sample.tensor for sample in samples]).mean(0)
+    return dataclasses.replace(samples[0], pixels=total.permute(1, 2, 0).numpy())
+
+
+def _std(samples: list[Picture]) -> Tensor:
+    if len(samples) == 1:
+        return torch.zeros(1).expand(3, *samples[0].size)  # a view: no memory
+    return torch.stack([sample.tensor for sample in samples]).std(0)
