@@ -3,7 +3,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, features
 from skimage import data
 
 from ddc.errors import UserError
@@ -29,8 +29,9 @@ def with_ours(picture: np.ndarray, quality: int) -> np.ndarray:
 def test_against_pillow(name: str, quality: int, size: tuple[int, int]) -> None:
     picture = np.ascontiguousarray(getattr(data, name)()[: size[0], : size[1]])
     difference = with_pillow(picture, quality) - with_ours(picture, quality)
-    assert 10 * np.log10(255**2 / np.mean(difference**2)) > BARS[quality]
-    assert abs(difference.mean()) < 0.1
+    assert 10 * np.log10(255**2 / max(np.mean(difference**2), 1e-9)) > BARS[quality]
+    if features.check("libjpeg_turbo"):  # another library may use another DCT
+        assert np.mean(np.abs(difference) > 0.5) < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,14 @@ def test_small_pictures_and_borders(size: tuple[int, int]) -> None:
     picture = np.ascontiguousarray(data.astronaut()[60 : 60 + size[0], 200 : 200 + size[1]])
     for quality in BARS:
         assert np.abs(with_pillow(picture, quality) - with_ours(picture, quality)).max() <= 4
+
+
+@pytest.mark.skipif(not features.check("libjpeg_turbo"), reason="another library may use another DCT")
+def test_noise_at_any_quality_is_equal_to_pillow() -> None:
+    rng = np.random.default_rng(0)
+    for quality in (1, 3, 25, 49, 51, 75, 97, 100):
+        picture = rng.integers(0, 256, (*rng.integers(3, 60, 2), 3), dtype=np.uint8)
+        assert np.abs(with_pillow(picture, quality) - with_ours(picture, quality)).max() < 0.5
 
 
 def test_levels_are_of_8_bits() -> None:

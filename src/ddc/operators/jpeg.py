@@ -1,4 +1,4 @@
-"""JPEG as libjpeg does it by default: 4:2:0 chroma, Annex K tables scaled by quality, 8-bit levels.
+"""JPEG as libjpeg does it by default, to its last bit: 4:2:0 chroma, Annex K tables scaled by quality.
 
 Every rounding passes the gradient straight through, so gradient-based solvers can use it.
 """
@@ -66,18 +66,18 @@ class JPEG(Operator):
 def rgb_to_ycc(rgb: Tensor) -> tuple[Tensor, Tensor]:
     """JFIF's full-range YCbCr in 8-bit levels: (B, 1, H, W) and (B, 2, H, W)."""
     r, g, b = rgb.unbind(1)
-    y = 0.299 * r + 0.587 * g + 0.114 * b
-    cb = 128 - 0.168735892 * r - 0.331264108 * g + 0.5 * b
-    cr = 128 + 0.5 * r - 0.418687589 * g - 0.081312411 * b
+    y = _fixed(0.299) * r + _fixed(0.587) * g + _fixed(0.114) * b
+    cb = 128 - _fixed(0.168735892) * r - _fixed(0.331264108) * g + 0.5 * b
+    cr = 128 + 0.5 * r - _fixed(0.418687589) * g - _fixed(0.081312411) * b
     # libjpeg's offset for the chroma lies just below one half, so that 255.5 does not become 256
     return _round(y.unsqueeze(1)), _floor(torch.stack([cb, cr], dim=1) + (0.5 - 2**-16))
 
 
 def ycc_to_rgb(luma: Tensor, chroma: Tensor) -> Tensor:
     y, cb, cr = luma[:, 0], chroma[:, 0] - 128, chroma[:, 1] - 128
-    r = y + _round(1.402 * cr)
-    g = y + _round(-0.344136286 * cb - 0.714136286 * cr)
-    b = y + _round(1.772 * cb)
+    r = y + _round(_fixed(1.402) * cr)
+    g = y + _round(-_fixed(0.34414) * cb - _fixed(0.71414) * cr)
+    b = y + _round(_fixed(1.772) * cb)
     return torch.stack([r, g, b], dim=1).clamp(0, 255)
 
 
@@ -98,16 +98,18 @@ def compress(plane: Tensor, table: str, quality: int) -> Tensor:
     height, width = plane.shape[-2:]
     plane = pad(plane, (0, -width % 8, 0, -height % 8), mode="replicate")
     batch, channels, rows, columns = plane.shape
-    blocks = plane.reshape(batch, channels, rows // 8, 8, columns // 8, 8).transpose(3, 4) - 128
-    dct = _dct().to(plane.dtype).to(plane.device)
-    steps = quantisation(table, quality).to(plane.dtype).to(plane.device)
-    coefficients = dct @ blocks @ dct.mT
-    # libjpeg's coefficients are whole eighths, and halves are rounded away from zero
-    eighths = torch.round(8 * coefficients.detach())
-    levels = torch.sign(eighths) * torch.floor((eighths.abs() + 4 * steps) / (8 * steps))
-    coefficients = coefficients + (levels * steps - coefficients).detach()
-    blocks = _round(dct.mT @ coefficients @ dct + 128).clamp(0, 255)
-    return blocks.transpose(3, 4).reshape(batch, channels, rows, columns)[..., :height, :width]
+    # double, where there is one: whole numbers stay whole, whatever a GPU does to products of floats
+    work = plane.dtype if plane.device.type == "mps" else torch.float64
+    dct = _dct().to(work).to(plane.device)
+    steps = quantisation(table, quality).to(work).to(plane.device)
+    blocks = plane.reshape(batch, channels, rows // 8, 8, columns // 8, 8).transpose(3, 4).to(work) - 128
+    # libjpeg's integer DCT: quarters between its two passes, and eighths of a coefficient at the end
+    eighths = _round(dct @ (_round(4 * (blocks @ dct.mT)) / 4))
+    size = torch.floor((eighths.detach().abs() + 4 * steps) / (8 * steps))  # halves away from zero
+    levels = torch.sign(eighths.detach()) * size * steps
+    coefficients = eighths / 8 + (levels - eighths / 8).detach()
+    blocks = _round((_round(4 * (dct.mT @ coefficients)) / 4) @ dct / 8 + 128).clamp(0, 255)
+    return blocks.to(plane.dtype).transpose(3, 4).reshape(plane.shape)[..., :height, :width]
 
 
 def upsample(chroma: Tensor) -> Tensor:
@@ -135,12 +137,41 @@ def quantisation(table: str, quality: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _dct() -> Tensor:
-    """The orthonormal (8, 8) DCT-II matrix."""
+    """√8 times the orthonormal (8, 8) DCT-II, with the small errors of the constants that libjpeg computes in.
+
+    Its rows are those of the algorithm of Loeffler, Ligtenberg and Moschytz (1989) on the eight unit vectors,
+    in constants of 13 bits.
+    """
+
+    def c(value: float) -> float:
+        return _fixed(value, 13)
+
     with torch.inference_mode(False):
-        k = torch.arange(8, dtype=torch.float64)
-        matrix = torch.cos(torch.pi / 8 * k.view(8, 1) * (k + 0.5)) / 2
-        matrix[0] /= 2**0.5
-        return matrix
+        x = torch.eye(8, dtype=torch.float64)
+        s0, s1, s2, s3 = x[:4] + x[4:].flip(0)
+        d0, d1, d2, d3 = x[:4] - x[4:].flip(0)
+        even, odd = s0 - s3, s1 - s2
+        turned = c(0.541196100) * (even + odd)
+        shared = c(1.175875602) * (d0 + d1 + d2 + d3)
+        outer, inner = -c(0.899976223) * (d0 + d3), -c(2.562915447) * (d1 + d2)
+        left, right = shared - c(1.961570560) * (d1 + d3), shared - c(0.390180644) * (d0 + d2)
+        return torch.stack(
+            [
+                s0 + s1 + s2 + s3,
+                c(1.501321110) * d0 + outer + right,
+                turned + c(0.765366865) * even,
+                c(3.072711026) * d1 + inner + left,
+                s0 - s1 - s2 + s3,
+                c(2.053119869) * d2 + inner + right,
+                turned - c(1.847759065) * odd,
+                c(0.298631336) * d3 + outer + left,
+            ]
+        )
+
+
+def _fixed(value: float, bits: int = 16) -> float:
+    """A constant as libjpeg's fixed-point arithmetic has it."""
+    return round(value * 2**bits) / 2**bits
 
 
 def _floor(x: Tensor) -> Tensor:
