@@ -1,0 +1,328 @@
+"""What every solver in SOLVERS promises, with the real operators and tiny networks of the real classes."""
+
+import inspect
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import skimage.data
+import torch
+from torch import Tensor
+
+from ddc.consistency import DataConsistency
+from ddc.errors import UserError
+from ddc.noise import Noise
+from ddc.operators import JPEG, Bicubic, Colorize, Denoise, GaussianBlur, Inpaint, KernelBlur, Operator
+from ddc.operators.inpaint import random_mask
+from ddc.priors import Prior
+from ddc.problems import Problem
+from ddc.solvers import SOLVERS
+from ddc.solvers.base import Solver, Step
+from ddc.solvers.bridge import Bridge
+from ddc.solvers.cddb import CDDB
+from ddc.solvers.ddnm import DDNM
+from ddc.solvers.ddrm import DDRM
+from ddc.solvers.dncnn import DnCNN
+from ddc.solvers.dps import DPS
+from ddc.solvers.mcg import MCG
+from ddc.solvers.pigdm import PiGDM
+
+SIZE = 32
+SEEDS = [11, 12]
+OPERATORS: dict[str, Operator] = {
+    "sr4": Bicubic(4),
+    "gauss": GaussianBlur(),
+    "inpaint92": Inpaint(random_mask((SIZE, SIZE), 0.92, SEEDS)),
+    "jpeg10": JPEG(10),
+    "denoise": Denoise(),
+}
+MOTION = torch.eye(5) / 5
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def parts(tiny_model: Path) -> dict[str, Any]:
+    torch.manual_seed(0)
+    denoiser = DnCNN(depth=3, width=8)
+    torch.nn.init.normal_(denoiser.layers[-1].weight, std=0.02)
+    return {
+        "network": DataConsistency.from_pretrained(tiny_model / "network"),
+        "bridge": Bridge(Prior.from_pretrained(tiny_model / "prior").unet, "sr4"),
+        "denoiser": denoiser,
+    }
+
+
+@pytest.fixture(scope="module")
+def prior(tiny_model: Path) -> Prior:
+    return Prior.from_pretrained(tiny_model / "prior")
+
+
+@pytest.fixture(scope="module")
+def pictures() -> Tensor:
+    """Two 32×32 windows in [-1, 1]."""
+    whole = torch.from_numpy(skimage.data.astronaut()).permute(2, 0, 1).float() / 127.5 - 1
+    return torch.stack([whole[:, 80:112, 200:232], whole[:, 300:332, 120:152]])
+
+
+def short(name: str) -> Solver:
+    return SOLVERS[name]() if name == "pinv" else SOLVERS[name](steps=STEPS)
+
+
+def measured(pictures: Tensor, task: str, sigma_y: float = 0.05) -> tuple[Tensor, Problem]:
+    problem = Problem(OPERATORS[task], sigma_y, task)
+    y = problem.operator(pictures)
+    return problem.measure(pictures, Noise([1, 2]).normal(y.shape)), problem
+
+
+def one(problem: Problem, i: int) -> Problem:
+    """The problem of the i-th picture alone: masks are one for each."""
+    operator = problem.operator
+    return (
+        replace(problem, operator=Inpaint(operator.mask[i : i + 1]))
+        if isinstance(operator, Inpaint)
+        else problem
+    )
+
+
+def takes(solver: Solver, problem: Problem) -> bool:
+    try:
+        solver.check(problem)
+    except UserError:
+        return False
+    return True
+
+
+CASES = [
+    (name, task)
+    for name in SOLVERS
+    for task in OPERATORS
+    if takes(short(name), Problem(OPERATORS[task], 0.05))
+]
+
+
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_a_batch_equals_single_runs_and_is_reproducible(
+    name: str, task: str, pictures: Tensor, prior: Prior, parts: dict[str, Any]
+) -> None:
+    y, problem = measured(pictures, task)
+    solver, seen = short(name), list[Step]()
+    together = solver.solve(y, problem, prior, Noise(SEEDS), seen.append, **parts)
+    again = solver.solve(y, problem, prior, Noise(SEEDS), **parts)
+    other = solver.solve(y, problem, prior, Noise([98, 99]), **parts)
+
+    assert together.shape == (2, 3, SIZE, SIZE)
+    assert together.dtype == torch.float32
+    assert not together.requires_grad
+    assert bool(together.isfinite().all())
+    assert torch.equal(together, again)
+    # two draw no noise, and mcg's last projection leaves nothing but y where A is the identity
+    if name not in ("pinv", "pnp-admm") and (name, task) != ("mcg", "denoise"):
+        assert not torch.equal(together, other)
+    for i, seed in enumerate(SEEDS):
+        alone = solver.solve(y[i : i + 1], one(problem, i), prior, Noise([seed]), **parts)
+        # JPEG's rounding turns a last bit into a level
+        assert (alone[0] - together[i]).abs().max() < (0.05 if task == "jpeg10" else 1e-3)
+
+    assert [step.index for step in seen] == list(range(solver.steps))
+    for step in seen:
+        assert step.steps == solver.steps
+        assert step.x0.shape == together.shape
+        assert bool(step.x0.isfinite().all())
+        assert not step.x0.requires_grad
+        assert step.noise is None or (bool(step.noise.isfinite().all()) and not step.noise.requires_grad)
+    if name not in ("pinv", "pnp-admm"):
+        assert all(step.noise is not None for step in seen)
+        times = [step.t for step in seen]
+        assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_network_evaluations_are_counted(
+    name: str, pictures: Tensor, prior: Prior, parts: dict[str, Any]
+) -> None:
+    y, problem = measured(pictures, "sr4")
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    networks = [prior.unet, parts["network"].unet, parts["bridge"].unet, parts["denoiser"]]
+    hooks = [network.register_forward_hook(count) for network in networks]
+    try:
+        short(name).solve(y, problem, prior, Noise(SEEDS), **parts)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert calls == short(name).evaluations()
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_any_size_and_colourisation(name: str, prior: Prior, parts: dict[str, Any]) -> None:
+    x = torch.linspace(-1, 1, 3 * 19 * 23).view(1, 3, 19, 23)
+    for operator in (Denoise(), GaussianBlur(), Colorize(), Bicubic(2)):
+        picture = x[..., :18, :22] if isinstance(operator, Bicubic) else x
+        problem = Problem(operator, 0.02)
+        y = problem.measure(picture, Noise([0]).normal(operator(picture).shape))
+        out = short(name).solve(y, problem, prior, Noise([0]), **parts)
+        assert out.shape == picture.shape
+        assert bool(out.isfinite().all())
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_settings_are_documented_and_frozen(name: str) -> None:
+    kind = SOLVERS[name]
+    assert kind.name == name
+    assert kind.__doc__ is not None and "\n" not in kind.__doc__.strip()
+    source = inspect.getsource(kind)
+    for field in fields(kind):
+        after = source.split(f"    {field.name}: ", 1)[1].split("\n")[1]
+        assert after.strip().startswith('"""') and after.strip().endswith('."""'), field.name
+    with pytest.raises(AttributeError):
+        kind().steps = 3  # type: ignore[misc]
+
+
+def test_paper_defaults() -> None:
+    steps = {name: SOLVERS[name]().steps for name in SOLVERS}
+    assert steps == {
+        "ddc": 5,
+        "dps": 1000,
+        "ddnm": 100,
+        "ddrm": 20,
+        "pigdm": 100,
+        "reddiff": 100,
+        "pnp-admm": 10,
+        "cddb": 20,
+        "i2sb": 20,
+        "mcg": 1000,
+        "dds": 50,
+        "diffpir": 100,
+        "unconditional": 100,
+        "pinv": 1,
+    }
+    assert DPS().setting("zeta", Problem(GaussianBlur())) == 0.4
+    assert DPS().setting("zeta", Problem(Bicubic(4))) == 1.0
+    assert DPS(zeta=0.0).setting("zeta", Problem(GaussianBlur())) == 0.0
+    assert CDDB().setting("c", Problem(JPEG(10))) == 0.5
+    assert CDDB().setting("c", Problem(Bicubic(4))) == 1.0
+    assert CDDB(c=0.3).setting("c", Problem(JPEG(10))) == 0.3
+
+
+def test_refusals_name_a_solver_that_can() -> None:
+    jpeg, motion = Problem(OPERATORS["jpeg10"], 0.0, "jpeg10"), Problem(KernelBlur(MOTION), 0.05, "motion")
+    refused_jpeg = [name for name in SOLVERS if not takes(short(name), jpeg)]
+    refused_motion = [name for name in SOLVERS if not takes(short(name), motion)]
+    assert refused_jpeg == ["ddnm", "ddrm", "pnp-admm", "mcg", "dds", "diffpir"]
+    assert refused_motion == ["ddnm", "ddrm"]
+    assert takes(
+        short("ddnm"), Problem(KernelBlur(MOTION), 0.0)
+    )  # without noise the pseudo-inverse is enough
+    for problem, names in ((jpeg, refused_jpeg), (motion, refused_motion)):
+        for name in names:
+            with pytest.raises(UserError, match=problem.name) as refusal:
+                short(name).check(problem)
+            suggested = str(refusal.value).split("Use ")[1]
+            assert name not in suggested
+            offered = [
+                other for other in SOLVERS if other in suggested.replace(",", "").replace(".", "").split()
+            ]
+            assert offered
+            assert all(takes(short(other), problem) for other in offered)
+
+
+@pytest.mark.parametrize("name", [name for name in SOLVERS if name not in ("ddnm", "ddrm")])
+def test_blur_without_an_svd(name: str, pictures: Tensor, prior: Prior, parts: dict[str, Any]) -> None:
+    problem = Problem(KernelBlur(MOTION), 0.05, "motion")
+    y = problem.measure(pictures, Noise([1, 2]).normal(pictures.shape))
+    out = short(name).solve(y, problem, prior, Noise(SEEDS), **parts)
+    assert out.shape == pictures.shape
+    assert bool(out.isfinite().all())
+
+
+IMPOSSIBLE = [(name, steps) for name in SOLVERS if name != "pinv" for steps in (0, -1, 1001)]
+IMPOSSIBLE.remove(("pnp-admm", 1001))  # it has no schedule that could be too short
+
+
+@pytest.mark.parametrize(("name", "steps"), IMPOSSIBLE)
+def test_impossible_steps(
+    name: str, steps: int, pictures: Tensor, prior: Prior, parts: dict[str, Any]
+) -> None:
+    y, problem = measured(pictures, "sr4")
+    with pytest.raises(UserError, match="step"):
+        SOLVERS[name](steps=steps).solve(y, problem, prior, Noise(SEEDS), **parts)
+
+
+def test_pinv_has_one_step() -> None:
+    with pytest.raises(UserError, match="one step"):
+        SOLVERS["pinv"](steps=5)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# consistency with the measurement, on the real operators
+
+
+@pytest.mark.parametrize("task", ["sr4", "gauss", "inpaint92", "denoise"])
+def test_ddnm_without_noise_ends_on_the_measurement(task: str, pictures: Tensor, prior: Prior) -> None:
+    problem = Problem(OPERATORS[task], 0.0, task)
+    y = problem.measure(pictures)
+    x = DDNM(steps=10).solve(y, problem, prior, Noise(SEEDS))
+    residual = problem.operator(x) - y
+    print(f"DDNM at σ = 0, {task}: ‖A x − y‖∞ = {float(residual.abs().max()):.1e}")
+    # Gaussian blur has singular values below the cut-off of 0.03, which are left as the prior has them
+    assert residual.abs().max() < (0.05 if task == "gauss" else 2e-6)
+    assert problem.operator.pinv(residual).abs().max() < 2e-5  # what counts as measured is met to rounding
+
+
+@pytest.mark.parametrize("task", ["sr4", "gauss", "inpaint92"])
+def test_the_residual_of_noisy_solvers_is_the_noise(task: str, pictures: Tensor, prior: Prior) -> None:
+    """Where y measures far better than the prior knows, A x should miss y by about σ."""
+    y, problem = measured(pictures, task, 0.05)
+    operator = problem.operator
+    observed = operator.observed(y)
+    for solver in (DDRM(), DDNM()):
+        x = solver.solve(y, problem, prior, Noise(SEEDS))
+        error = operator(x) - y
+        if observed is not None:
+            error = error[observed.expand_as(error) > 0]
+        ratio = float(error.square().mean().sqrt()) / 0.1
+        print(f"{solver.name} at σ_y = 0.05, {task}: rms(A x − y)/σ = {ratio:.2f}")
+        assert 0.3 < ratio < 3
+
+
+# ----------------------------------------------------------------------------------------------------------
+# gradients
+
+
+@pytest.mark.parametrize("kind", [DPS, MCG, PiGDM])
+def test_checkpointing_changes_memory_and_nothing_else(
+    kind: type[Solver], pictures: Tensor, prior: Prior, parts: dict[str, Any]
+) -> None:
+    y, problem = measured(pictures, "sr4")
+    results, kept = [], []
+    for checkpointing in (False, True):
+        solver = kind(steps=2, checkpointing=checkpointing)  # type: ignore[call-arg]
+        size = 0
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal size
+            size += tensor.numel() * tensor.element_size()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            results.append(solver.solve(y, problem, prior, Noise(SEEDS)))
+        kept.append(size)
+    assert torch.allclose(results[0], results[1], atol=1e-5)
+    assert kept[1] < 0.75 * kept[0]
+
+
+@pytest.mark.parametrize("name", ["dps", "pigdm", "reddiff", "cddb"])
+def test_gradients_in_inference_mode(
+    name: str, pictures: Tensor, prior: Prior, parts: dict[str, Any]
+) -> None:
+    for task in ("sr4", "jpeg10"):
+        y, problem = measured(pictures, task)
+        expected = short(name).solve(y, problem, prior, Noise(SEEDS), **parts)
+        with torch.inference_mode():
+            out = short(name).solve(y.clone(), problem, prior, Noise(SEEDS), **parts)
+        assert torch.allclose(out, expected, atol=1e-5)
