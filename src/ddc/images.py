@@ -6,6 +6,7 @@ that the restored picture can say it too.
 
 import functools
 import io
+import logging
 import os
 import struct
 import warnings
@@ -21,6 +22,8 @@ import torch
 from torch import Tensor
 
 from ddc.errors import UserError
+
+logger = logging.getLogger("ddc")
 
 Number = TypeVar("Number", float, Tensor)
 Pixels = np.ndarray[Any, np.dtype[Any]]
@@ -387,6 +390,8 @@ def appearing(path: Path) -> Iterator[Path]:
 def _write(picture: Picture, path: Path, quality: int) -> None:
     kind = check_writable(path)
     alpha = picture.alpha if kind in KEEPS_ALPHA else None
+    if alpha is None and picture.alpha is not None:
+        logger.warning("%s: the transparency is left out, for %s has none", path, kind)
     colour = picture.pixels[:, :, :1] if picture.grey else picture.pixels
     if picture.grey and not np.shares_memory(picture.pixels[:, :, 0], picture.pixels[:, :, 1]):
         colour = picture.pixels.mean(axis=2, keepdims=True, dtype=np.float32)

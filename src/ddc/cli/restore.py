@@ -1,0 +1,234 @@
+"""`ddc restore`: degraded pictures in, restored pictures out."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from ddc.cli.files import FileOptions, Item, Report, progress_bar
+from ddc.errors import UserError
+
+if TYPE_CHECKING:
+    from ddc.images import Picture
+    from ddc.pipeline import RestorationPipeline, RestorationResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restore(FileOptions):
+    """Restore pictures. For super-resolution IN is the small picture; for inpainting, its transparent pixels
+    (or --mask) are the holes."""
+
+    task: str = "sr4"
+    """What happened to the pictures: sr2 … sr8, gauss, motion, blur, inpaint, jpeg (quality as the file says),
+    jpeg10, denoise, colorize; `ddc info` lists all."""
+    solver: str = "ddc"
+    """The algorithm; `ddc info` lists all."""
+    model: Path | None = None
+    """The model folder; left out, the one that comes with the package."""
+    network: Path | None = None
+    """A data-consistency network outside the model folder."""
+    sigma: float | Literal["auto"] = 0.0
+    """The noise in the pictures, for pixels in [0, 1], as in 0.05; auto estimates it."""
+    mask: Path | None = None
+    """A mask for inpainting, as large as the picture: white is known, black is a hole."""
+    kernel: Path | None = None
+    """The kernel of the task blur: a picture or a 2-D .npy array."""
+    operator: str | None = None
+    """Your own operator, FILE.py:CLASS."""
+    steps: int | None = None
+    """Length of the run; left out, the solver's own."""
+    solver_option: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KEY=VALUE")
+    ] = ()
+    """Another setting of the solver, KEY=VALUE; may be given several times."""
+    samples: int = 1
+    """Restorations of each picture; more than one also writes their mean and standard deviation (.npy)."""
+    seed: int = 0
+    """Of all randomness; with a file's name it decides the result."""
+    tile: int | None = None
+    """Side of the tiles that large pictures are cut into; left out, the model's own; 0 never cuts."""
+    batch: int | None = None
+    """Pictures of one size that are restored together; left out, chosen for the device."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps."""
+    quality: int = 95
+    """Quality of JPEG and HEIC results."""
+
+    def run(self) -> int:
+        import logging
+
+        logging.basicConfig(format="ddc: %(message)s")
+        items = self.items()
+        options = self._check()
+        if not items:
+            return 0
+        from ddc.pipeline import RestorationPipeline
+
+        pipe = RestorationPipeline.from_pretrained(self.model, self.network).to(self._device())
+        report = Report(self, len(items))
+        batch = self.batch or (1 if pipe.device.type == "cpu" else 8)
+        with progress_bar(report, self.task) as show, ThreadPoolExecutor(1) as writer:
+            writing: list[tuple[Item, dict[str, Any], Future[None]]] = []
+            for group in _same_size(_read_ahead(items, report), batch):
+                begun = report.done + len(report.failures) + len(writing)
+                results = self._results(pipe, group, options, report, partial(_show_from, show, begun))
+                for entries, result in results:
+                    for index, (item, _) in enumerate(entries):
+                        facts = self._facts(result, index)
+                        writing.append((item, facts, writer.submit(self._write, item, result, index)))
+                while len(writing) > batch:
+                    _settle(writing.pop(0), report)
+            for entry in writing:
+                _settle(entry, report)
+        return report.exit_code()
+
+    def _check(self) -> dict[str, str]:
+        """Refuse what can be refused before a model is read. Returns the solver's settings."""
+        from ddc.pipeline import make_solver
+        from ddc.problems import check_sigma, make_problem, task_family
+
+        options = {}
+        for text in self.solver_option:
+            key, equals, value = text.partition("=")
+            if not equals:
+                raise UserError(f"--solver-option {text} is not KEY=VALUE, as in eta=0.85")
+            options[key.strip()] = value.strip()
+        solver = make_solver(self.solver, self.steps, options)
+        if self.sigma != "auto":
+            check_sigma(self.sigma)
+        task = self._task()
+        if task != "jpeg" and task_family(task) not in ("inpaint", "custom"):
+            sigma = 0.0 if self.sigma == "auto" else self.sigma
+            solver.check(make_problem(task, sigma, mask=self.mask, kernel=self.kernel))
+        elif task == "jpeg" and (self.mask or self.kernel):
+            raise UserError("the task jpeg takes no mask and no kernel; leave them out")
+        return options
+
+    def _task(self) -> str:
+        return "custom" if self.operator is not None else self.task
+
+    def _device(self) -> str:
+        """One process for each device, where a launcher started several."""
+        local = os.environ.get("LOCAL_RANK")
+        if self.device == "auto" and local is not None:
+            import torch
+
+            if torch.cuda.is_available():
+                return f"cuda:{local}"
+        return self.device
+
+    def _results(
+        self,
+        pipe: "RestorationPipeline",
+        group: list[tuple[Item, "Picture"]],
+        options: dict[str, str],
+        report: Report,
+        progress: Callable[[float], None],
+    ) -> Iterator[tuple[list[tuple[Item, "Picture"]], "RestorationResult"]]:
+        """Restore a group; where it fails as one, each picture by itself, so that only the bad one is lost."""
+        try:
+            result = pipe(
+                [picture for _, picture in group],
+                self._task(),
+                sigma=self.sigma,
+                solver=self.solver,
+                steps=self.steps,
+                options=options,
+                seed=self.seed,
+                samples=self.samples,
+                names=[item.source.name for item, _ in group],
+                mask=self.mask,
+                kernel=self.kernel,
+                operator_file=self.operator,
+                tile=self.tile,
+                batch=self.batch,
+                progress=lambda share: progress(share * len(group)),
+            )
+        except UserError as error:
+            if len(group) == 1:
+                report.failed(group[0][0], error)
+                return
+            for one in group:
+                yield from self._results(pipe, [one], options, report, progress)
+            return
+        yield group, result
+
+    def _write(self, item: Item, result: "RestorationResult", index: int) -> None:
+        if self.samples == 1:
+            result.pictures[index].write(item.target, self.quality)
+            return
+        import numpy as np
+
+        from ddc.images import appearing
+
+        name = item.target
+        for number, sample in enumerate(result.samples[index], 1):
+            sample.write(name.with_name(f"{name.stem}_{number}{name.suffix}"), self.quality)
+        with appearing(name.with_name(f"{name.stem}_std.npy")) as temporary, temporary.open("wb") as file:
+            np.save(file, result.std[index].permute(1, 2, 0).numpy())
+        result.mean[index].write(name, self.quality)
+
+    def _facts(self, result: "RestorationResult", index: int) -> dict[str, Any]:
+        height, width = result.pictures[index].size
+        return {
+            "task": result.tasks[index],
+            "sigma": round(result.sigma[index], 6),
+            "solver": self.solver,
+            "seed": self.seed,
+            "samples": self.samples,
+            "width": width,
+            "height": height,
+            "evaluations": result.evaluations,
+            "seconds": round(result.seconds, 3),
+        }
+
+
+def _read_ahead(items: list[Item], report: Report) -> Iterator[tuple[Item, "Picture"]]:
+    """The pictures that can be read; the next one is decoded while this one is restored."""
+    from ddc.images import Picture
+
+    with ThreadPoolExecutor(1) as reader:
+        ahead = reader.submit(Picture.read, items[0].source)
+        for index, item in enumerate(items):
+            current = ahead
+            if index + 1 < len(items):
+                ahead = reader.submit(Picture.read, items[index + 1].source)
+            try:
+                picture = current.result()
+            except UserError as error:
+                report.failed(item, error)
+                continue
+            yield item, picture
+
+
+def _same_size(
+    pictures: Iterator[tuple[Item, "Picture"]], batch: int
+) -> Iterator[list[tuple[Item, "Picture"]]]:
+    group: list[tuple[Item, Picture]] = []
+    for entry in pictures:
+        if group and (len(group) == batch or entry[1].size != group[0][1].size):
+            yield group
+            group = []
+        group.append(entry)
+    if group:
+        yield group
+
+
+def _show_from(show: Callable[[float], None], begun: int, part: float) -> None:
+    show(begun + part)
+
+
+def _settle(entry: tuple[Item, dict[str, Any], "Future[None]"], report: Report) -> None:
+    """Wait for one picture to be written."""
+    item, facts, future = entry
+    try:
+        future.result()
+    except UserError as error:
+        report.failed(item, error)
+    else:
+        report.finished(item, facts)
