@@ -95,9 +95,7 @@ class Problem:
 
 def check_sigma(sigma_y: float | Tensor) -> None:
     """σ_y, or one for each image, must be finite and not negative."""
-    values = (
-        [float(value) for value in sigma_y.flatten()] if isinstance(sigma_y, Tensor) else [float(sigma_y)]
-    )
+    values = sigma_y.flatten().tolist() if isinstance(sigma_y, Tensor) else [sigma_y]
     for value in values:
         if not (math.isfinite(value) and value >= 0):
             raise UserError(

@@ -14,7 +14,7 @@ from ddc.operators.superres import AveragePool, Bicubic
 
 SIZES = [(16, 24), (17, 13), (1, 1), (1, 7), (9, 1), (5, 40)]
 KERNEL = torch.tensor([[0.0, 0.1, 0.05], [0.1, 0.6, 0.05], [0.02, 0.05, 0.03], [0.0, 0.0, 0.0]])
-SINGULAR_KINDS = ["bicubic", "average-pool", "gaussian-blur", "inpaint", "denoise", "colorize"]
+SINGULAR_KINDS = [name for name, kind in OPERATORS.items() if issubclass(kind, SVDOperator)]
 
 
 def examples(name: str, size: Size) -> list[Operator]:
@@ -85,7 +85,7 @@ def test_pseudo_inverse_explains_what_it_keeps(name: str, size: Size) -> None:
         kept = operator.U(torch.where(s > SINGULAR_CUTOFF, s, 0.0) * operator.Vt(x))
         again = operator(operator.pinv(operator(x), size))
         assert (again - kept).norm() <= 1e-10 * max(float(x.norm()), 1.0), operator
-        if not isinstance(operator, GaussianBlur):  # the others have no small singular values but zero
+        if not bool(((s > 1e-9) & (s <= SINGULAR_CUTOFF)).any()):  # nothing was cut
             assert (again - operator(x)).norm() <= 1e-10 * max(float(x.norm()), 1.0), operator
 
 
@@ -105,11 +105,6 @@ def test_svd_is_one(name: str, size: Size) -> None:
         assert torch.allclose(operator.V(s * operator.Ut(v, size)), operator.adjoint(v, size), atol=1e-10)
         assert operator.Ut(v, size).shape == x.shape
         assert bool((s >= 0).all())
-
-
-def test_every_svd_operator_is_in_the_list() -> None:
-    kinds = [name for name in OPERATORS if isinstance(examples(name, (4, 4))[0], SVDOperator)]
-    assert kinds == SINGULAR_KINDS
 
 
 @pytest.mark.parametrize("size", [(6, 5), (7, 4)])

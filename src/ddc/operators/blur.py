@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ddc.errors import UserError
 from ddc.operators.base import LinearOperator, Sigma, Size
@@ -51,7 +54,7 @@ class KernelBlur(LinearOperator):
 
     def __call__(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
-        rows, columns, spectrum, fft_size = self._prepare((height, width), x)
+        rows, columns, spectrum, fft_size = _plan(self, (height, width), x.dtype, x.device)
         padded = x.to(spectrum.real.dtype)[..., rows, :][..., columns]
         y = torch.fft.irfft2(torch.fft.rfft2(padded, s=fft_size) * spectrum, s=fft_size)
         top, left = self.kernel.shape[-2] - 1, self.kernel.shape[-1] - 1  # where the convolution is whole
@@ -59,9 +62,9 @@ class KernelBlur(LinearOperator):
 
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
         height, width = y.shape[-2:]
-        rows, columns, spectrum, fft_size = self._prepare((height, width), y)
+        rows, columns, spectrum, fft_size = _plan(self, (height, width), y.dtype, y.device)
         top, left = self.kernel.shape[-2] - 1, self.kernel.shape[-1] - 1
-        placed = torch.nn.functional.pad(y.to(spectrum.real.dtype), (left, 0, top, 0))
+        placed = pad(y.to(spectrum.real.dtype), (left, 0, top, 0))
         padded = torch.fft.irfft2(torch.fft.rfft2(placed, s=fft_size) * spectrum.conj(), s=fft_size)
         padded = padded[..., : len(rows), : len(columns)]
         x = padded.new_zeros(*y.shape[:-2], height, len(columns)).index_add(-2, rows, padded)
@@ -78,17 +81,28 @@ class KernelBlur(LinearOperator):
         """What a guess needs: stopping early regularises it as well."""
         return replace(self, cg_iterations=min(self.cg_iterations, 15))
 
-    def _prepare(self, size: Size, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Size]:
-        """The rows and columns of the reflected picture, and the kernel's spectrum at the size of the FFT."""
-        sides, fft_sides = [], []
-        for length, taps in zip(size, self.kernel.shape[-2:], strict=True):
+
+class Plan(NamedTuple):
+    """What a convolution of one size needs."""
+
+    rows: Tensor  # of the reflected picture
+    columns: Tensor
+    spectrum: Tensor  # of the kernel, at the size of the FFT
+    fft_size: Size
+
+
+@lru_cache(maxsize=8)  # conjugate gradients ask again and again
+def _plan(operator: KernelBlur, size: Size, dtype: torch.dtype, device: torch.device) -> Plan:
+    sides, fft_sides = [], []
+    with torch.inference_mode(False), torch.no_grad():
+        for length, taps in zip(size, operator.kernel.shape[-2:], strict=True):
             # tap a takes pixel i − (a − taps//2), so the picture is needed from taps//2 − (taps − 1) on
             index = torch.arange(length + taps - 1) + taps // 2 - (taps - 1)
-            sides.append(reflect(index, length).to(like.device))
+            sides.append(reflect(index, length).to(device))
             fft_sides.append(-(-(length + taps - 1) // 32) * 32)  # a length that FFTs are quick at
-        work = torch.promote_types(like.dtype, torch.float32)  # no FFT in half precision
-        spectrum = torch.fft.rfft2(self.kernel.to(work).to(like.device), s=fft_sides)
-        return sides[0], sides[1], spectrum, (fft_sides[0], fft_sides[1])
+        work = torch.promote_types(dtype, torch.float32)  # no FFT in half precision
+        spectrum = torch.fft.rfft2(operator.kernel.clone().to(work).to(device), s=fft_sides)
+    return Plan(sides[0], sides[1], spectrum, (fft_sides[0], fft_sides[1]))
 
 
 def motion_kernel(length: float = 15, angle_degrees: float = 45) -> Tensor:
