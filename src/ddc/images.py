@@ -108,7 +108,7 @@ class Picture:
     def window(self, top: int, left: int, height: int, width: int) -> Tensor:
         """A part of the picture, (3, height, width), float32 in [0, 1]; only that part is converted."""
         part = self.pixels[top : top + height, left : left + width]
-        return torch.from_numpy(np.ascontiguousarray(unit_float(part).transpose(2, 0, 1)))
+        return torch.from_numpy(unit_float(part).transpose(2, 0, 1).copy())
 
     @property
     def mask(self) -> Tensor | None:

@@ -524,10 +524,9 @@ def _finish(source: Picture, problem: Problem, x: Tensor) -> Picture:
 def _enlarged(alpha: np.ndarray[Any, Any], size: tuple[int, int]) -> np.ndarray[Any, Any]:
     if alpha.shape == size:
         return alpha
-    from skimage.transform import resize
-
-    dtype = alpha.dtype
-    return np.rint(resize(alpha, size, order=1, preserve_range=True)).astype(dtype)
+    plane = alpha if alpha.dtype == np.uint8 else alpha.astype(np.float32)
+    enlarged = np.asarray(PIL.Image.fromarray(plane).resize(size[::-1], PIL.Image.Resampling.BILINEAR))
+    return enlarged if alpha.dtype.kind == "f" else np.rint(enlarged).astype(alpha.dtype)
 
 
 def _mean(samples: list[Picture]) -> Picture:

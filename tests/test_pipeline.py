@@ -1,0 +1,340 @@
+import logging
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from skimage import data
+from torch import Tensor
+
+from ddc import pipeline
+from ddc.consistency import DataConsistency
+from ddc.errors import UserError
+from ddc.images import Picture
+from ddc.operators import Bicubic, LinearOperator
+from ddc.operators.base import Size
+from ddc.pipeline import RestorationPipeline, make_solver
+from ddc.solvers.base import Step
+from ddc.solvers.ddnm import DDNM
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_model: Path) -> RestorationPipeline:
+    return RestorationPipeline.from_pretrained(tiny_model)
+
+
+def crops(count: int, side: int) -> list[Tensor]:
+    picture = torch.from_numpy(data.astronaut()).permute(2, 0, 1).float() / 255
+    return [picture[:, 40 * i : 40 * i + side, 60 * i : 60 * i + side] for i in range(count)]
+
+
+def test_super_resolution_enlarges(pipe: RestorationPipeline) -> None:
+    result = pipe(crops(1, 13)[0], "sr3")
+    assert result.picture.size == (39, 39)
+    assert result.evaluations == 10 and result.seconds > 0
+    assert result.picture.tensor.min() >= 0 and result.picture.tensor.max() <= 1
+
+
+@pytest.mark.parametrize("task", ["sr4", "gauss", "motion", "jpeg10", "denoise", "colorize"])
+@pytest.mark.parametrize("size", [(17, 23), (1, 9), (40, 40)])
+def test_every_task_takes_any_size(pipe: RestorationPipeline, task: str, size: tuple[int, int]) -> None:
+    y = torch.rand(3, *size, generator=torch.Generator().manual_seed(0))
+    picture = pipe(y, task, sigma=0.05).picture
+    scale = 4 if task == "sr4" else 1
+    assert picture.size == (size[0] * scale, size[1] * scale)
+    assert np.isfinite(picture.pixels).all()
+
+
+def test_a_batch_of_four_equals_four_single_runs_in_any_order(pipe: RestorationPipeline) -> None:
+    pictures = [Picture.from_tensor(x, path=Path(f"{i}.png")) for i, x in enumerate(crops(4, 16))]
+    together = [p.tensor for p in pipe(pictures, "sr2", sigma=0.02, batch=4).pictures]
+    alone = [pipe(p, "sr2", sigma=0.02).picture.tensor for p in pictures]
+    backwards = [p.tensor for p in pipe(pictures[::-1], "sr2", sigma=0.02, batch=3).pictures][::-1]
+    for a, b, c in zip(together, alone, backwards, strict=True):
+        assert (a - b).abs().max() < 1e-3 and (a - c).abs().max() < 1e-3
+    assert (together[0] - together[1]).abs().max() > 0.05
+
+
+def test_pictures_without_a_name_are_told_apart_by_their_index(pipe: RestorationPipeline) -> None:
+    x = crops(1, 16)[0]
+    first, second = pipe([x, x], "denoise").pictures
+    assert (first.tensor - second.tensor).abs().max() > 0.01
+    assert torch.equal(first.tensor, pipe(x, "denoise").picture.tensor)
+    assert torch.equal(second.tensor, pipe(x, "denoise", names=["1"]).picture.tensor)
+
+
+def test_the_seed_decides(pipe: RestorationPipeline) -> None:
+    x = crops(1, 16)[0]
+    a, b, c = (pipe(x, "denoise", seed=seed).picture.tensor for seed in (0, 0, 1))
+    assert torch.equal(a, b) and (a - c).abs().max() > 0.01
+
+
+def test_samples_with_mean_and_deviation(pipe: RestorationPipeline) -> None:
+    x = crops(2, 16)
+    result = pipe(x, "denoise", samples=3)
+    assert len(result.pictures) == 2 and len(result.samples[1]) == 3
+    assert torch.equal(result.pictures[1].tensor, pipe(x, "denoise").pictures[1].tensor)
+    stack = torch.stack([sample.tensor for sample in result.samples[0]])
+    assert torch.allclose(result.mean[0].tensor, stack.mean(0), atol=1e-6)
+    assert torch.allclose(result.std[0], stack.std(0), atol=1e-6) and result.std[0].max() > 0.01
+    assert not pipe(x[0], "denoise").std[0].any()
+
+
+def test_files_keep_what_they_say(pipe: RestorationPipeline, tmp_path: Path) -> None:
+    source = PIL.Image.fromarray(data.astronaut()[:20, :30]).convert("LA")
+    source.putalpha(PIL.Image.fromarray(np.tile(np.arange(30, dtype=np.uint8) * 8, (20, 1))))
+    exif = PIL.Image.Exif()
+    exif[0x010F] = "Maker"
+    source.save(tmp_path / "a.png", exif=exif)
+    picture = pipe(tmp_path / "a.png", "sr2").picture
+    assert picture.grey and picture.bits == 8 and picture.exif is not None and b"Maker" in picture.exif
+    assert picture.alpha is not None and picture.alpha.shape == (40, 60)
+    assert picture.alpha[0, 0] == 0 and picture.alpha[0, -1] == 232
+    assert not pipe(tmp_path / "a.png", "colorize").picture.grey
+
+
+def test_what_can_be_given(pipe: RestorationPipeline, tmp_path: Path) -> None:
+    array = data.astronaut()[:16, :16]
+    Picture(array).write(tmp_path / "0.png")
+    tensor = torch.from_numpy(array).permute(2, 0, 1).float() / 255
+    floats = array.astype(np.float32) / 255
+    expected = pipe(tensor, "denoise", names=["a"]).picture.tensor
+    for given in (array, floats, PIL.Image.fromarray(array), tmp_path / "0.png", str(tmp_path / "0.png")):
+        assert torch.allclose(pipe(given, "denoise", names=["a"]).picture.tensor, expected, atol=1e-5)
+    assert len(pipe(torch.stack([tensor, tensor]), "denoise").pictures) == 2
+
+
+def test_callback_and_progress(pipe: RestorationPipeline) -> None:
+    steps: list[Step] = []
+    shares: list[float] = []
+    pipe(crops(2, 16), "denoise", steps=3, callback=steps.append, progress=shares.append)
+    assert [step.t for step in steps] == [666, 333, 0] * 2
+    assert shares == sorted(shares) and shares[0] == pytest.approx(1 / 6) and shares[-1] == pytest.approx(1)
+
+
+def test_other_solvers_and_their_settings(pipe: RestorationPipeline) -> None:
+    y = crops(1, 16)[0]
+    restored = pipe(y, "sr2", solver="ddnm", steps=4, options={"eta": "0.5"}).picture.tensor
+    again = Bicubic(2)(2 * restored[None] - 1)
+    inside = (restored > 0) & (restored < 1)
+    assert inside.any() and torch.isfinite(again).all()
+    assert torch.equal(restored, pipe(y, "sr2", solver=DDNM(steps=4, eta=0.5)).picture.tensor)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# inpainting
+
+
+def test_alpha_is_the_mask_of_inpainting(pipe: RestorationPipeline) -> None:
+    pixels = data.astronaut()[:16, :24].copy()
+    alpha = np.full((16, 24), 255, np.uint8)
+    alpha[4:9, 5:15] = 0
+    holes = alpha == 0
+    first = pipe(Picture(pixels, alpha), "inpaint", names=["a"]).picture
+    pixels[holes] = 7  # what is written in a hole does not matter
+    second = pipe(Picture(pixels, alpha), "inpaint92", names=["a"]).picture
+    mask = torch.from_numpy((alpha > 0).astype(np.float32))[None, None]
+    third = pipe(Picture(pixels), "box", mask=mask, names=["a"]).picture
+    assert first.alpha is None
+    assert torch.equal(first.tensor, second.tensor) and torch.equal(first.tensor, third.tensor)
+
+
+def test_alpha_stays_alpha_where_a_mask_is_given(pipe: RestorationPipeline) -> None:
+    alpha = np.full((16, 24), 99, np.uint8)
+    picture = Picture(data.astronaut()[:16, :24], alpha)
+    restored = pipe(picture, "inpaint", mask=torch.ones(1, 1, 16, 24)).picture
+    assert restored.alpha is not None and (restored.alpha == 99).all()
+
+
+def test_tiles_see_their_part_of_the_mask(pipe: RestorationPipeline) -> None:
+    alpha = np.where(np.random.default_rng(0).random((70, 150)) < 0.5, 255, 0).astype(np.uint8)
+    picture = Picture(data.astronaut()[:70, :150], alpha)
+    known = torch.from_numpy(alpha > 0)
+    restored = pipe(picture, "inpaint", solver="ddnm", steps=3, tile=64).picture.tensor
+    assert (restored - picture.tensor)[:, known].abs().max() < 1e-3
+
+
+# ---------------------------------------------------------------------------------------------------------
+# tiles
+
+
+def border_ratio(x: Tensor, borders: list[int]) -> float:
+    """The mean gradient across the lines where a tile begins or ends, over that across all other lines."""
+    lines = torch.cat([x.diff(dim=-1).abs().mean((0, 1)), x.diff(dim=-2).abs().mean((0, 2))])
+    at = torch.zeros(x.shape[-1] - 1, dtype=torch.bool)
+    at[[border - 1 for border in borders]] = True
+    at = torch.cat([at, at])
+    return float(lines[at].mean() / lines[~at].mean())
+
+
+def smooth_picture(side: int) -> Tensor:
+    v = torch.linspace(0, 1, side)
+    return torch.stack(
+        [0.3 + 0.4 * v[:, None] * v, 0.5 + 0.3 * torch.sin(3 * v[:, None] + 2 * v), v.expand(side, side)]
+    )
+
+
+def test_tiles_share_one_noise_field(pipe: RestorationPipeline) -> None:
+    """With a solver that looks at no neighbour, tiles must give exactly the untiled picture."""
+    y = crops(1, 150)[0]
+    settings: dict[str, Any] = {"solver": "ddnm", "steps": 3}
+    whole = pipe(y, "denoise", tile=0, **settings).picture.tensor
+    tiled = pipe(y, "denoise", tile=64, **settings).picture.tensor
+    assert (whole - tiled).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["smooth", "textured"])
+@pytest.mark.parametrize("task", ["sr4", "gauss", "jpeg10"])
+def test_tile_borders_cannot_be_seen(pipe: RestorationPipeline, kind: str, task: str) -> None:
+    side = 192
+    x = smooth_picture(side) if kind == "smooth" else crops(1, side)[0]
+    operator = pipeline.task_operator(task)
+    y = (operator(2 * x[None] - 1)[0] + 1) / 2
+    tiled = pipe(y, task, tile=64).picture.tensor
+    tiles = pipeline.plan((side, side), 64, pipeline.margin_of(operator, 64), operator.align)
+    edges = {tile.window.left for tile in tiles} | {tile.window.left + tile.window.width for tile in tiles}
+    assert border_ratio(tiled, sorted(edges - {0, side})) < 1.05
+
+
+def test_out_of_memory_halves_the_tile_and_says_so(
+    pipe: RestorationPipeline, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    predict = pipe.prior.predict
+
+    def small_memory(x: Tensor, t: Any) -> Any:
+        if x.shape[-1] > 70 or x.shape[0] > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return predict(x, t)
+
+    y = crops(2, 128)
+    expected = pipe(y, "denoise", tile=64).pictures
+    monkeypatch.setattr(pipe.prior, "predict", small_memory)
+    with caplog.at_level(logging.WARNING, logger="ddc"):
+        result = pipe(y, "denoise", batch=2)
+    assert "the batch of 2 is halved" in caplog.text and "tiles of 64 pixels" in caplog.text
+    for a, b in zip(result.pictures, expected, strict=True):
+        assert torch.allclose(a.tensor, b.tensor, atol=1e-4)
+
+    monkeypatch.setattr(pipe.prior, "predict", lambda x, t: torch.empty(2**60))
+    with pytest.raises(UserError, match="not enough memory"):
+        pipe(y[0], "denoise")
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(
+    pipe: RestorationPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(x: Tensor, t: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(pipe.prior, "predict", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        pipe(crops(1, 16)[0], "denoise")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": "sr99"}, "expected a whole number from 2 to 16"),
+        ({"task": "upscale"}, "is not known"),
+        ({"sigma": -0.1}, "sigma is -0.1"),
+        ({"sigma": float("nan")}, "sigma is nan"),
+        ({"steps": 0}, "steps"),
+        ({"steps": 1001}, "between 1 and 1000"),
+        ({"samples": 0}, "samples"),
+        ({"tile": 10}, "at least 64"),
+        ({"solver": "magic"}, "expected one of ddc"),
+        ({"solver": "ddrm", "task": "jpeg10"}, "ddrm needs an operator with an SVD"),
+        ({"solver": "ddnm", "options": {"zeta": 1}}, "it takes steps, eta"),
+        ({"solver": "ddnm", "options": {"eta": "much"}}, "expected float"),
+        ({"options": {"spacing": "odd"}}, "expected leading or even"),
+        ({"task": "inpaint"}, "no mask was given"),
+        ({"task": "inpaint", "mask": torch.ones(1, 1, 5, 5)}, "mask is 5×5"),
+        ({"task": "sr4", "mask": torch.ones(1, 1, 16, 16)}, "does not use one"),
+        ({"task": "jpeg"}, "name it"),
+    ],
+)
+def test_bad_settings_are_refused(pipe: RestorationPipeline, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        pipe(crops(1, 16)[0], settings.pop("task", "denoise"), **settings)
+
+
+def test_bad_pictures_are_refused(pipe: RestorationPipeline) -> None:
+    with pytest.raises(UserError, match="NaN"):
+        pipe(torch.full((3, 8, 8), torch.nan), "denoise")
+    with pytest.raises(UserError, match="no picture"):
+        pipe([], "denoise")
+    with pytest.raises(UserError, match=r"\(H, W, 3\)"):
+        pipe(np.zeros((8, 8), np.uint8), "denoise")
+
+
+class HalfAdjoint(LinearOperator):
+    """An operator whose adjoint is wrong by a factor."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+    def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
+        return y
+
+
+def test_an_operator_of_ones_own_is_checked_on_first_use(pipe: RestorationPipeline) -> None:
+    with pytest.raises(UserError, match="not the adjoint"):
+        pipe(crops(1, 16)[0], HalfAdjoint())
+    assert pipe(crops(1, 16)[0], Bicubic(2)).picture.size == (32, 32)
+
+
+def test_settings_of_solvers_from_texts() -> None:
+    solver = make_solver("ddnm", 7, {"eta": "1"})
+    assert isinstance(solver, DDNM) and solver.steps == 7 and solver.eta == 1.0 and type(solver.eta) is float
+    assert make_solver(solver, 9).steps == 9
+
+
+def test_model_folders_that_cannot_be_used(tiny_model: Path, tmp_path: Path) -> None:
+    load = RestorationPipeline.from_pretrained
+    with pytest.raises(UserError, match="does not exist"):
+        load(tmp_path / "none")
+    with pytest.raises(UserError, match="is not a model"):
+        load(tmp_path)
+    (tmp_path / "model.pt").write_bytes(pickle.dumps({}))
+    with pytest.raises(UserError, match="ddc convert"):
+        load(tmp_path / "model.pt")
+
+    broken = shutil.copytree(tiny_model, tmp_path / "broken")
+    weights = broken / "network" / "diffusion_pytorch_model.safetensors"
+    weights.rename(weights.with_suffix(".bin"))
+    with pytest.raises(UserError, match="is a pickle"):
+        load(broken)
+    shutil.rmtree(broken / "network")
+    shutil.copytree(tiny_model / "prior" / "unet", broken / "network")
+    with pytest.raises(UserError, match="takes 3 channels, expected 6"):
+        load(broken)
+
+
+def test_a_prior_alone_serves_the_other_solvers(tiny_model: Path) -> None:
+    pipe = RestorationPipeline.from_pretrained(tiny_model / "prior")
+    assert pipe(crops(1, 16)[0], "sr2", solver="ddnm", steps=2).picture.size == (32, 32)
+    with pytest.raises(UserError, match="needs a data-consistency network"):
+        pipe(crops(1, 16)[0], "sr2")
+    both = RestorationPipeline.from_pretrained(tiny_model / "prior", tiny_model / "network")
+    assert isinstance(both.network, DataConsistency)
+
+
+def test_devices() -> None:
+    assert str(pipeline.pick_device("cpu")) == "cpu"
+    assert pipeline.pick_device("auto").type in ("cpu", "cuda", "mps")
+    with pytest.raises(UserError, match="is not there"):
+        pipeline.pick_device("toaster")
+
+
+def test_no_default_model_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(pipeline, "DEFAULT_MODEL", tmp_path / "default")
+    with pytest.raises(UserError, match="--model"):
+        RestorationPipeline.from_pretrained()
