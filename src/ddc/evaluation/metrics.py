@@ -120,8 +120,7 @@ class Metrics:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, truth: Tensor) -> tuple[dict[str, list[float]], dict[str, Array]]:
-        """Each figure's values, one for each image; and each extractor's features (B, d), for the distances
-        between sets."""
+        """Each figure's values, one for each image; and x's `features`."""
         # MPS has no float64, in which the first three are computed
         place = torch.device("cpu") if self.device.type == "mps" else self.device
         a, b = x.to(place).float(), truth.to(place).float()
@@ -130,14 +129,24 @@ class Metrics:
             "ssim": ssim(a, b),
             "ssim_paper": ssim(a, b, data_range=2),
         }
-        features = {}
         a, b = to_internal(a.to(self.device)), to_internal(b.to(self.device))
+        deep = None
         with torch.backends.cudnn.flags(allow_tf32=False):
             values["lpips"] = self.alex(a, b)
             if self.vgg is not None:
                 deep = self.vgg.deep_features(a)
                 values["lpips_vgg"] = self.vgg.compare(deep, self.vgg.deep_features(b))
-                features["fd_vgg16"] = deep[-1].mean((2, 3)).cpu().numpy()
+        return {name: [float(v) for v in column] for name, column in values.items()}, self.features(x, deep)
+
+    @torch.no_grad()
+    def features(self, x: Tensor, deep: list[Tensor] | None = None) -> dict[str, Array]:
+        """What the distances between sets need of each image: (B, d) for each extractor."""
+        x = x.to(self.device).float()
+        out = {}
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            if self.vgg is not None:
+                deep = deep or self.vgg.deep_features(to_internal(x))
+                out["fd_vgg16"] = deep[-1].mean((2, 3)).cpu().numpy()
             if self.inception is not None:
-                features["fid"] = self.inception(x.to(self.device).float()).cpu().numpy()
-        return {name: [float(v) for v in column] for name, column in values.items()}, features
+                out["fid"] = self.inception(x).cpu().numpy()
+        return out

@@ -1,0 +1,411 @@
+"""The report of a run: tables as Markdown, LaTeX and CSV, and one HTML page that needs nothing beside it."""
+
+import base64
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddc.evaluation.benchmark import WORST, Case, Gallery, Row, parse_solver
+from ddc.evaluation.results import HIGHER_IS_BETTER, KEY, SETS, case_name, write_results
+
+CROP = 64  # pixels of the zoomed window
+PICTURES = 240  # at most in the grid of one page, to keep it light
+
+# column → heading, decimals
+FIGURES = {
+    "psnr": ("PSNR ↑", 2),
+    "ssim": ("SSIM ↑", 3),
+    "ssim_paper": ("SSIM (range 2) ↑", 3),
+    "lpips": ("LPIPS ↓", 3),
+    "lpips_vgg": ("LPIPS-VGG16 ↓", 3),
+    "fd_vgg16": ("FD-VGG16 ↓", 1),
+    "fid": ("FID ↓", 1),
+    "consistency": ("‖Ax−y‖/σ", 3),
+    "spread": ("spread", 3),
+    "nfe": ("evaluations", 0),
+    "seconds": ("s/image", 3),
+}
+PAPER_FIGURES = {
+    "psnr": ("PSNR ↑", 2),
+    "ssim": ("SSIM (range 2) ↑", 3),
+    "lpips": ("LPIPS ↓", 3),
+    "fid": ("FID ↓", 1),
+}
+BETTER = HIGHER_IS_BETTER | SETS | {"seconds": False}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text, and its place in its column: 1 best, 2 second, 0 otherwise."""
+
+    text: str
+    place: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: list[str]
+    rows: list[list[Cell]]
+
+
+@dataclass(frozen=True)
+class Plot:
+    caption: str
+    png: bytes
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a report says beside its figures."""
+
+    title: str = "Evaluation"
+    notes: Sequence[str] = ()  # said first: what this is, and what was left out of it
+    differences: Sequence[str] = ()  # from the paper's protocol
+    missing: Sequence[str] = ()  # models that are still needed, with their commands
+    paper: dict[tuple[str, float], dict[str, dict[str, float]]] = field(default_factory=dict)
+    plots: Sequence[Plot] = ()
+    tables: Sequence[Table] = ()
+    method: Callable[[Row], str] | None = None  # the paper's name of a row
+
+
+def write_report(run: Path, page: Page | None = None) -> Path:
+    """Write all forms of the report into the run's folder; returns the HTML page."""
+    page = page or Page()
+    rows, summary, paired = write_results(run)
+    protocol = json.loads((run / "protocol.json").read_text(encoding="utf-8"))
+    tables = [*page.tables, *result_tables(summary, page), *paired_table(paired)]
+    (run / "report.md").write_text(markdown(page, tables, protocol), encoding="utf-8")
+    (run / "report.tex").write_text(latex(tables), encoding="utf-8")
+    plots = list(page.plots) or quality_plots(summary)
+    html = render(page, tables, plots, picture_grids(run, rows), worst_cases(run, rows), protocol)
+    path = run / "report.html"
+    path.write_text(html, encoding="utf-8")
+    return path
+
+
+# ---------------------------------------------------------------------------------------------------------
+# tables
+
+
+def method_name(row: Row, summary: list[Row]) -> str:
+    """What a row is called in a table: no more than tells it from the others."""
+    name = str(row["solver"])
+    if len({r["model"] for r in summary if r["solver"] == row["solver"]}) > 1:
+        name += f" ({row['model']})"
+    return name
+
+
+def result_tables(summary: list[Row], page: Page) -> list[Table]:
+    """One table for each task and noise: ours, and the paper's figures beside them where it has some."""
+    tables = []
+    settings = dict.fromkeys([*((r["task"], r["sigma"]) for r in summary), *page.paper])
+    for task, sigma in settings:
+        ours = [row for row in summary if (row["task"], row["sigma"]) == (task, sigma)]
+        theirs = page.paper.get((task, sigma), {})
+        name = page.method or (lambda row: row["solver"])
+        measured = {name(row) for row in ours}
+        absent = [method for method in theirs if method not in measured]
+        columns = [c for c in FIGURES if any(row.get(c) is not None for row in ours)]
+        body = []
+        for row in ours:
+            paper = theirs.get(name(row), {})
+            body.append((method_name(row, summary), str(row["steps"]), str(row["n"]), row, paper))
+        body += [(method, "", "", {}, theirs[method]) for method in absent]
+        paper_columns = [c for c in PAPER_FIGURES if theirs]
+        cells = [[Cell(name), Cell(steps), Cell(n)] for name, steps, n, _, _ in body]
+        for column in columns:
+            decimals = FIGURES[column][1]
+            values = [row.get(column) for _, _, _, row, _ in body]
+            for line, cell in zip(cells, ranked(values, decimals, BETTER.get(column)), strict=True):
+                line.append(cell)
+            if column == "psnr":
+                for line, (_, _, _, row, _) in zip(cells, body, strict=True):
+                    if row.get("psnr_ci") is not None:
+                        line[-1] = Cell(f"{line[-1].text} ± {row['psnr_ci']:.2f}", line[-1].place)
+        for column in paper_columns:
+            values = [paper.get(column) for *_, paper in body]
+            better = column in {"psnr", "ssim"}
+            for line, cell in zip(cells, ranked(values, PAPER_FIGURES[column][1], better), strict=True):
+                line.append(cell)
+        heads = ["method", "steps", "n", *(FIGURES[c][0] for c in columns)]
+        heads += [f"paper: {PAPER_FIGURES[c][0]}" for c in paper_columns]
+        tables.append(Table(f"{task}, σ = {sigma:g}", heads, cells))
+    return tables
+
+
+def ranked(values: Sequence[float | None], decimals: int, higher: bool | None) -> list[Cell]:
+    """Cells of one column. What reads the same to the given decimals shares its place."""
+    texts = ["–" if value is None else f"{value:.{decimals}f}" for value in values]
+    if higher is None or len({text for text in texts if text != "–"}) < 2:
+        return [Cell(text) for text in texts]
+    order = sorted({float(text) for text in texts if text != "–"}, reverse=higher)
+    places = {f"{value:.{decimals}f}": place for place, value in enumerate(order[:2], 1)}
+    return [Cell(text, places.get(text, 0)) for text in texts]
+
+
+def paired_table(paired: list[Row]) -> list[Table]:
+    """Each case minus the best one, image by image."""
+    if not paired:
+        return []
+    cells = []
+    for row in paired:
+        interval = "" if row["ci"] is None else f" ± {row['ci']:.3f}"
+        case = case_name(tuple(row[k] for k in KEY))
+        setting = f"{row['task']}, σ = {row['sigma']:g}"
+        difference = f"{row['difference']:+.3f}{interval}"
+        texts = [setting, FIGURES[row["metric"]][0], case, row["best"], difference, str(row["n"])]
+        cells.append([Cell(text) for text in texts])
+    heads = ["setting", "metric", "method", "best", "difference (95 %)", "n"]
+    return [Table("Paired differences to the best", heads, cells)]
+
+
+def markdown(page: Page, tables: Sequence[Table], protocol: dict[str, Any]) -> str:
+    marks = {0: "{}", 1: "**{}**", 2: "<u>{}</u>"}
+    lines = [f"# {page.title}", ""]
+    for heading, items in (
+        ("", page.notes),
+        ("What differs", page.differences),
+        ("Still needed", page.missing),
+    ):
+        if items:
+            lines += [f"## {heading}", ""] if heading else []
+            lines += [*(f"- {item}" for item in items), ""]
+    for table in tables:
+        lines += [f"## {table.title}", "", "| " + " | ".join(table.columns) + " |"]
+        lines += ["|" + "---|" * len(table.columns)]
+        lines += ["| " + " | ".join(marks[c.place].format(c.text) for c in row) + " |" for row in table.rows]
+        lines += [""]
+    lines += ["## Protocol", "", *(f"- {name}: {text}" for name, text in protocol_lines(protocol))]
+    return "\n".join(lines) + "\n"
+
+
+def latex(tables: Sequence[Table]) -> str:
+    """Tables for a paper that loads booktabs."""
+    marks = {0: "{}", 1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
+    symbols = {
+        "↑": r"$\uparrow$",
+        "↓": r"$\downarrow$",
+        "σ": r"$\sigma$",
+        "±": r"$\pm$",
+        "–": "--",
+        "×": r"$\times$",
+    }
+    symbols |= {"‖Ax−y‖/": r"$\|Ax-y\|$/", "_": r"\_", "%": r"\%"}
+
+    def escape(text: str) -> str:
+        for symbol, command in symbols.items():
+            text = text.replace(symbol, command)
+        return text
+
+    blocks = []
+    for table in tables:
+        body = [" & ".join(marks[c.place].format(escape(c.text)) for c in row) + r" \\" for row in table.rows]
+        head = " & ".join(escape(column) for column in table.columns) + r" \\"
+        columns = "l" * len(table.columns)
+        lines = [rf"% {table.title}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule"]
+        blocks.append("\n".join([*lines, *body, r"\bottomrule", r"\end{tabular}"]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def protocol_lines(protocol: dict[str, Any]) -> list[tuple[str, str]]:
+    """The protocol as names and readable texts."""
+    lines = []
+    for name, value in protocol.items():
+        if isinstance(value, dict):
+            value = ", ".join(
+                f"{k}: " + (" ".join(f"{a} {b}" for a, b in v.items()) if isinstance(v, dict) else str(v))
+                for k, v in value.items()
+            )
+        elif isinstance(value, list):
+            value = ", ".join(map(str, value))
+        if value not in ("", None):
+            lines.append((name.replace("_", " "), str(value)))
+    return lines
+
+
+# ---------------------------------------------------------------------------------------------------------
+# plots
+
+
+def quality_plots(summary: list[Row]) -> list[Plot]:
+    """PSNR and LPIPS against time and against network evaluations, a column for each task and noise."""
+    captions = {"seconds": "Quality against time per image.", "nfe": "Quality against network evaluations."}
+    plots = []
+    for axis, caption in captions.items():
+        settings = list(dict.fromkeys((r["task"], r["sigma"]) for r in summary))
+        for start in range(0, len(settings), 4):
+            png = scatter(summary, settings[start : start + 4], axis)
+            plots.append(Plot(caption, png))
+    return plots
+
+
+def scatter(summary: list[Row], settings: list[tuple[str, float]], axis: str) -> bytes:
+    figure, panels = new_figure(2, len(settings))
+    methods = list(dict.fromkeys(method_name(r, summary) for r in summary))
+    for column, (task, sigma) in enumerate(settings):
+        for line, metric in enumerate(("psnr", "lpips")):
+            panel = panels[line][column]
+            for number, method in enumerate(methods):
+                points = sorted(
+                    (row[axis], row[metric])
+                    for row in summary
+                    if (row["task"], row["sigma"]) == (task, sigma) and method_name(row, summary) == method
+                )
+                if points:
+                    xs, ys = zip(*points, strict=True)
+                    style = {"color": f"C{number % 10}", "marker": "osD^vP*Xhd"[number // 10 % 10]}
+                    panel.plot([max(x, 1e-4) for x in xs], ys, label=method, linewidth=1, **style)
+            panel.set_xscale("symlog" if axis == "nfe" else "log")
+            if axis == "nfe":
+                panel.set_xlim(left=0)
+            panel.set_ylabel(FIGURES[metric][0])
+            panel.set_title(f"{task}, σ = {sigma:g}")
+        panels[1][column].set_xlabel("seconds per image" if axis == "seconds" else "network evaluations")
+    handles = {text: h for p in panels.flat for h, text in zip(*p.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 6))
+    return png_of(figure)
+
+
+def new_figure(lines: int, columns: int) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(3.2 * columns, 4.5), 2.8 * lines), layout="constrained", dpi=130)
+    panels = figure.subplots(lines, columns, squeeze=False)
+    for panel in panels.flat:
+        panel.grid(alpha=0.3)
+        panel.tick_params(labelsize=8)
+    return figure, panels
+
+
+def png_of(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# pictures
+
+
+@dataclass(frozen=True)
+class Tile:
+    caption: str
+    picture: str  # data URI
+    crop: str
+
+
+@dataclass(frozen=True)
+class Strip:
+    title: str
+    tiles: list[Tile]
+
+
+def case_of(row: Row) -> Case:
+    label, solver = parse_solver(f"{row['solver']}:steps={row['steps']}")
+    return Case(row["model"], row["task"], row["sigma"], label, solver)
+
+
+def picture_grids(run: Path, rows: list[Row]) -> list[Strip]:
+    """Truth, measurement and every method, for the first images of each task and noise."""
+    by_image: dict[tuple[str, float, str], list[Row]] = {}
+    for row in rows:
+        by_image.setdefault((row["task"], row["sigma"], row["image"]), []).append(row)
+    cases = {(task, sigma): 0 for task, sigma, _ in by_image}
+    for task, sigma in cases:
+        cases[task, sigma] = max(len(g) for (t, s, _), g in by_image.items() if (t, s) == (task, sigma))
+    per_setting = max(PICTURES // max(sum(count + 2 for count in cases.values()), 1), 1)
+    shown = dict.fromkeys(cases, 0)
+    strips = []
+    for (task, sigma, image), group in by_image.items():
+        paths = [(row, Gallery(run / "pictures", case_of(row), set(), {}).paths(image)) for row in group]
+        complete = len(group) == cases[task, sigma] and all(p[0].is_file() for _, p in paths)
+        if shown[task, sigma] >= per_setting or not complete:
+            continue
+        shown[task, sigma] += 1
+        _, truth, measured = paths[0][1]
+        box = busiest_window(truth)
+        tiles = [make_tile("truth", truth, box), make_tile("measurement", measured, box)]
+        for row, (restored, _, _) in paths:
+            caption = f"{method_name(row, rows)}, {row['steps']} steps: {row['psnr']:.2f} dB, LPIPS {row['lpips']:.3f}"
+            tiles.append(make_tile(caption, restored, box))
+        strips.append(Strip(f"{task}, σ = {sigma:g}: {image}", tiles))
+    return strips
+
+
+def worst_cases(run: Path, rows: list[Row]) -> list[Strip]:
+    """The highest LPIPS of the first method, for each task and noise."""
+    strips = []
+    for task, sigma in dict.fromkeys((r["task"], r["sigma"]) for r in rows):
+        here = [r for r in rows if (r["task"], r["sigma"]) == (task, sigma)]
+        first = tuple(here[0][k] for k in KEY)
+        group = sorted((r for r in here if tuple(r[k] for k in KEY) == first), key=lambda r: -r["lpips"])
+        tiles = []
+        for row in group[:WORST]:
+            paths = Gallery(run / "pictures", case_of(row), set(), {}).paths(row["image"])
+            if not all(path.is_file() for path in paths):
+                continue
+            restored, truth, measured = paths
+            box = busiest_window(truth)
+            tiles += [
+                make_tile(f"{row['image']}: truth", truth, box),
+                make_tile("measurement", measured, box),
+            ]
+            tiles.append(make_tile(f"{row['psnr']:.2f} dB, LPIPS {row['lpips']:.3f}", restored, box))
+        if tiles:
+            strips.append(Strip(f"{task}, σ = {sigma:g}: {case_name(first)}", tiles))
+    return strips
+
+
+def busiest_window(path: Path) -> tuple[int, int, int, int]:
+    """Where the truth has most detail: the window that is shown enlarged, (left, top, right, bottom)."""
+    from PIL import Image as Pillow
+
+    with Pillow.open(path) as image:
+        grey = np.asarray(image.convert("L"), dtype=np.float64)
+    side = min(CROP, *grey.shape)
+    energy = np.zeros_like(grey)
+    energy[1:, 1:] = np.abs(np.diff(grey, axis=0))[:, 1:] + np.abs(np.diff(grey, axis=1))[1:, :]
+    total = np.pad(energy, ((1, 0), (1, 0))).cumsum(0).cumsum(1)
+    sums = total[side:, side:] - total[:-side, side:] - total[side:, :-side] + total[:-side, :-side]
+    top, left = np.unravel_index(int(sums.argmax()), sums.shape)
+    return int(left), int(top), int(left) + side, int(top) + side
+
+
+def make_tile(caption: str, path: Path, box: tuple[int, int, int, int]) -> Tile:
+    from PIL import Image as Pillow
+
+    with Pillow.open(path) as image:
+        picture = image.convert("RGB")
+    return Tile(caption, data_uri(picture, "WEBP", quality=92), data_uri(picture.crop(box), "PNG"))
+
+
+def data_uri(image: Any, kind: str, **options: Any) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def render(
+    page: Page,
+    tables: Sequence[Table],
+    plots: Sequence[Plot],
+    grids: Sequence[Strip],
+    worst: Sequence[Strip],
+    protocol: dict[str, Any],
+) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    source = (Path(__file__).parent / "report.html.j2").read_text(encoding="utf-8")
+    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(source)
+    images = [
+        (plot.caption, f"data:image/png;base64,{base64.b64encode(plot.png).decode()}") for plot in plots
+    ]
+    return template.render(
+        page=page, tables=tables, plots=images, grids=grids, worst=worst, protocol=protocol_lines(protocol)
+    )

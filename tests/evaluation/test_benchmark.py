@@ -1,0 +1,311 @@
+"""The benchmark: the same numbers however it is cut up, interrupted or batched."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+from skimage import data
+
+from ddc.cli.evaluate import Evaluate, parse_models
+from ddc.errors import UserError
+from ddc.evaluation import benchmark
+from ddc.evaluation.benchmark import (
+    Models,
+    Options,
+    bundled_images,
+    cap_evaluations,
+    evaluate,
+    load_images,
+    make_cases,
+    measurement,
+    parse_solver,
+    read_rows,
+)
+from ddc.evaluation.report import Page, Table, busiest_window, ranked, write_report
+from ddc.evaluation.results import COLUMNS, half_width, paired_differences, write_results
+
+SIZE = 32
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    for i, name in enumerate(("astronaut", "coffee", "cat", "rocket")):
+        Pillow.fromarray(getattr(data, name)()[60:110, 90 + i : 150 + i]).save(folder / f"{name}.png")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def one_network_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """VGG16 is left out where a test does not ask for it: it takes most of the time."""
+    monkeypatch.setenv("DDC_VGG16", os.devnull + "/absent")
+
+
+def settle(row: dict) -> dict:
+    """A row without what differs from run to run."""
+    return {k: v for k, v in row.items() if k not in ("seconds", "batch", "features")}
+
+
+def run_all(model: Path, pictures: Path, out: Path, batch_size: int = 1, **limits: int) -> list[dict]:
+    models = Models({"tiny": model})
+    cases = make_cases(models, ["sr4", "inpaint92"], [0, 0.05], ["ddc", "ddnm:steps=3", "pinv"])
+    evaluate(cases, load_images(pictures, SIZE, **limits), models, Options(out, batch_size=batch_size))
+    rows, _ = read_rows(out)
+    return sorted(
+        (settle(row) for row in rows), key=lambda r: json.dumps([r[k] for k in (*benchmark.KEY, "image")])
+    )
+
+
+def test_interrupted_evaluation_ends_with_the_same_numbers(
+    tiny_model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run_all(tiny_model, pictures, tmp_path / "whole")
+    assert len(whole) == 2 * 2 * 3 * 4
+
+    calls = 0
+    restore = benchmark.restore_batch
+
+    def interrupted(*args: object) -> list[dict]:
+        nonlocal calls
+        calls += 1
+        if calls == 18:
+            raise KeyboardInterrupt
+        return restore(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(benchmark, "restore_batch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_all(tiny_model, pictures, tmp_path / "cut")
+    path = tmp_path / "cut" / "rows-0.jsonl"
+    before = read_rows(tmp_path / "cut")[0]
+    assert len(before) == 17
+    path.write_text(path.read_text() + '{"model": "tiny", "task": "sr')  # as a kill while writing leaves it
+    resumed = run_all(tiny_model, pictures, tmp_path / "cut")
+    assert calls == 18 + len(whole) - 17  # nothing was measured twice
+    assert resumed == whole
+    assert read_rows(tmp_path / "cut")[0][:17] == before
+
+    # and the summaries agree too
+    write_results(tmp_path / "whole")
+    write_results(tmp_path / "cut")
+    both = [json.loads((tmp_path / d / "results.json").read_text())["rows"] for d in ("whole", "cut")]
+    for row in (*both[0], *both[1]):
+        row.pop("seconds")
+    assert both[0] == both[1]
+
+
+def test_batches_and_processes_give_the_same_numbers(
+    tiny_model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    single = run_all(tiny_model, pictures, tmp_path / "single")
+    batched = run_all(tiny_model, pictures, tmp_path / "batched", batch_size=4)
+    monkeypatch.setattr(benchmark, "wait_for_all", lambda: None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        shared = run_all(tiny_model, pictures, tmp_path / "shared", batch_size=2)
+    for other in (batched, shared):
+        assert len(other) == len(single)
+        for a, b in zip(single, other, strict=True):
+            assert a["image"] == b["image"] and a["solver"] == b["solver"]
+            for name in ("psnr", "ssim", "lpips", "consistency"):
+                assert a[name] == pytest.approx(b[name], abs=2e-4)
+
+
+def test_two_processes_with_a_launcher(tiny_model: Path, pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "ddc",
+    ]
+    command += ["evaluate", "--images", str(pictures), "--out", str(out), "--model", str(tiny_model)]
+    command += ["--size", str(SIZE), "--device", "cpu", "--solver", "pinv", "--limit", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in out.glob("rows-*")} == {"rows-0.jsonl", "rows-1.jsonl"}
+    assert json.loads((out / "results.json").read_text())["rows"][0]["n"] == 3
+    assert (out / "report.html").is_file()
+
+
+def test_measurements_depend_on_name_and_seed_alone(pictures: Path) -> None:
+    images = load_images(pictures, SIZE)
+    x = torch.stack([image.pixels for image in images]).float() / 127.5 - 1
+    names = [image.name for image in images]
+    _, y = measurement("inpaint92", 0.05, x, names, seed=0)
+    _, again = measurement("inpaint92", 0.05, x[2:3], names[2:3], seed=0)
+    torch.testing.assert_close(y[2:3], again)
+    _, other = measurement("inpaint92", 0.05, x, names, seed=1)
+    assert not torch.allclose(y, other)
+    # the same field of noise, scaled, for every σ
+    _, clean = measurement("sr4", 0.0, x, names, seed=0)
+    (_, low), (_, high) = (measurement("sr4", sigma, x, names, seed=0) for sigma in (0.05, 0.1))
+    torch.testing.assert_close(high - clean, 2 * (low - clean), atol=1e-5, rtol=0)
+
+
+def test_a_run_of_other_settings_is_refused(tiny_model: Path, pictures: Path, tmp_path: Path) -> None:
+    models = Models({"tiny": tiny_model})
+    cases = make_cases(models, ["sr4"], [0], ["pinv"])
+    images = load_images(pictures, SIZE)
+    evaluate(cases, images, models, Options(tmp_path))
+    with pytest.raises(UserError, match=r"was measured with seed 0 \(now 1\)"):
+        evaluate(cases, images, models, Options(tmp_path, seed=1))
+    changed = [benchmark.Image(images[0].name, 255 - images[0].pixels)]
+    with pytest.raises(UserError, match="another picture"):
+        evaluate(cases, changed, models, Options(tmp_path))
+
+
+def test_what_cannot_run_is_said_and_the_rest_is_measured(
+    tiny_model: Path, pictures: Path, tmp_path: Path
+) -> None:
+    models = Models({"tiny": tiny_model})
+    cases = make_cases(models, ["jpeg10"], [0], ["ddnm", "cddb", "pinv"])
+    skipped = evaluate(cases, load_images(pictures, SIZE, 1), models, Options(tmp_path))
+    assert len(skipped) == 2
+    assert "ddnm needs" in skipped[0] and "ddc train i2sb --task jpeg10" in skipped[1]
+    assert {row["solver"] for row in read_rows(tmp_path)[0]} == {"pinv"}
+
+
+def test_results_schema_report_and_paired_differences(
+    tiny_model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    command = Evaluate(
+        pictures, out, str(tiny_model), "ddc,pinv", "sr4", "0,0.05", size=SIZE, samples=2, device="cpu"
+    )
+    assert command.run() == 0
+    results = json.loads((out / "results.json").read_text())
+    assert set(results) == {"rows", "protocol"}
+    assert len(results["rows"]) == 4
+    for row in results["rows"]:
+        assert tuple(row)[: len(COLUMNS)] == COLUMNS
+        assert set(row) - set(COLUMNS) == {"spread"}
+        assert row["n"] == 4 and row["psnr_ci"] > 0 and row["lpips_vgg"] is None
+    ddc, pinv = results["rows"][:2]
+    assert (ddc["nfe"], ddc["steps"], pinv["nfe"]) == (10, 5, 0)
+    assert ddc["spread"] > 0 and pinv["spread"] == 0
+    assert "VGG16" in results["protocol"]["not_measured"][0]
+    assert (
+        results["protocol"]["size"] == [SIZE, SIZE] and results["protocol"]["models"]["tiny"]["millions"] > 0
+    )
+
+    html = (out / "report.html").read_text()
+    assert "http" not in html and "<link" not in html and "<script" not in html
+    assert html.count('src="') == html.count('src="data:image/')
+    assert html.count("<figure>") > 4 * 3 and 'class="place1"' in html
+    assert "**" in (out / "report.md").read_text() and r"\textbf{" in (out / "report.tex").read_text()
+    for name in ("results.csv", "rows.csv", "paired.csv"):
+        assert len((out / name).read_text().splitlines()) > 3
+
+    rows, _ = read_rows(out)
+    by = {(r["solver"], r["image"]): r["psnr"] for r in rows if r["sigma"] == 0}
+    expected = np.mean(
+        [by["ddc", f"{n}.png"] - by["pinv", f"{n}.png"] for n in ("astronaut", "coffee", "cat", "rocket")]
+    )
+    found = [p for p in paired_differences(rows) if p["metric"] == "psnr" and p["sigma"] == 0]
+    assert len(found) == 1 and abs(found[0]["difference"]) == pytest.approx(abs(expected))
+
+
+def test_vgg16_figures_where_its_weights_are(
+    tiny_model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DDC_VGG16")
+    models = Models({"tiny": tiny_model})
+    cases = make_cases(models, ["sr2"], [0], ["pinv"])
+    try:
+        benchmark.Metrics().vgg.cpu  # type: ignore[union-attr]  # noqa: B018
+    except AttributeError:
+        pytest.skip("VGG16's weights cannot be fetched here")
+    evaluate(cases, load_images(pictures, SIZE), models, Options(tmp_path))
+    _, (row,), _ = write_results(tmp_path)
+    assert 0 < row["lpips_vgg"] < 1 and row["fd_vgg16"] > 0
+
+
+def test_worst_pictures_are_kept_and_others_are_not(tiny_model: Path, pictures: Path, tmp_path: Path) -> None:
+    models = Models({"tiny": tiny_model})
+    cases = make_cases(models, ["sr4"], [0], ["pinv"])
+    evaluate(cases, load_images(pictures, SIZE), models, Options(tmp_path, keep=0))
+    rows, _ = read_rows(tmp_path)
+    worst = sorted(rows, key=lambda r: -r["lpips"])[: benchmark.WORST]
+    kept = {path.stem for path in (tmp_path / "pictures" / cases[0].folder).glob("*.png")}
+    assert kept == {Path(row["image"]).stem for row in worst}
+
+
+def test_solvers_are_parsed_and_capped() -> None:
+    label, solver = parse_solver("pigdm:noise_blind=true:steps=7")
+    assert label == "pigdm:noise_blind=true" and solver.steps == 7 and solver.noise_blind is True  # type: ignore[attr-defined]
+    assert cap_evaluations(parse_solver("dps")[1], 20).steps == 20
+    assert cap_evaluations(parse_solver("ddc")[1], 4).evaluations() == 4
+    assert cap_evaluations(parse_solver("ddc")[1], 1).steps == 2
+    for wrong in ("nothing", "ddnm:colour=3", "ddnm:eta"):
+        with pytest.raises(UserError):
+            parse_solver(wrong)
+
+
+def test_models_that_share_a_prior_run_its_solvers_once(tiny_model: Path, tmp_path: Path) -> None:
+    variant = tmp_path / "variant"
+    variant.mkdir()
+    (variant / "network").symlink_to(tiny_model / "network")
+    models = Models({"a": tiny_model, "b": variant})
+    cases = make_cases(models, ["sr4"], [0], ["ddc", "ddnm", "pinv"], steps=[2, 3])
+    keys = {(case.model, case.label, case.solver.steps) for case in cases}
+    assert keys == {("a", "ddc", 2), ("a", "ddc", 3), ("b", "ddc", 2), ("b", "ddc", 3)} | {
+        ("a", "ddnm", 2),
+        ("a", "ddnm", 3),
+        ("a", "pinv", 1),
+    }
+    assert models.prior("b") is models.prior("a")
+
+
+def test_images_are_chosen_evenly_and_checked(pictures: Path, tmp_path: Path) -> None:
+    assert [image.name for image in load_images(pictures, SIZE, 2)] == ["astronaut.png", "coffee.png"]
+    assert [image.name for image in bundled_images(64, 3)] == ["astronaut", "coffee", "cat"]
+    with pytest.raises(UserError, match="at least 256×256"):
+        load_images(pictures, 256)
+    (tmp_path / "text.png").write_text("no picture")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_images(tmp_path, SIZE)
+    with pytest.raises(UserError, match="limit"):
+        load_images(pictures, SIZE, 0)
+
+
+def test_models_are_named(tmp_path: Path) -> None:
+    assert parse_models("a=x,some/y") == {"a": Path("x"), "y": Path("some/y")}
+    with pytest.raises(UserError, match="two models"):
+        parse_models("a=x,a=y")
+    with pytest.raises(UserError, match="not a folder"):
+        Models({"a": tmp_path / "absent"})
+
+
+def test_places_and_intervals() -> None:
+    assert [cell.place for cell in ranked([1.0, 3.001, None, 3.0, 2.0], 2, True)] == [0, 1, 0, 1, 2]
+    assert [cell.place for cell in ranked([1.0, 2.0], 2, None)] == [0, 0]
+    assert half_width([1.0]) is None
+    assert half_width([0.0, 2.0]) == pytest.approx(12.706, abs=1e-3)  # t(1) = 12.706, s/√n = 1
+
+
+def test_the_window_with_most_detail(tmp_path: Path) -> None:
+    pixels = np.zeros((200, 200, 3), np.uint8)
+    pixels[100:140, 30:80] = np.random.default_rng(0).integers(0, 255, (40, 50, 3))
+    Pillow.fromarray(pixels).save(tmp_path / "a.png")
+    left, top, right, bottom = busiest_window(tmp_path / "a.png")
+    assert left <= 30 and right >= 80 and top <= 100 and bottom >= 140
+
+
+def test_text_in_a_report_is_escaped(tiny_model: Path, pictures: Path, tmp_path: Path) -> None:
+    models = Models({"tiny": tiny_model})
+    evaluate(
+        make_cases(models, ["sr4"], [0], ["pinv"]), load_images(pictures, SIZE, 1), models, Options(tmp_path)
+    )
+    page = Page(title="<b>& title", tables=[Table("none", ["a"], [])])
+    html = write_report(tmp_path, page).read_text()
+    assert "<b>&" not in html and "&lt;b&gt;&amp; title" in html
