@@ -5,7 +5,7 @@ known about the measurement; which of these a network reads stands in its config
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,6 @@ from ddc.schedule import Time
 
 if TYPE_CHECKING:
     from ddc.problems import Problem
-
-from typing import Literal
 
 Input = Literal["y", "estimate", "mask", "sigma", "projection"]
 CHANNELS: dict[Input, int] = {"y": 3, "estimate": 3, "mask": 1, "sigma": 1, "projection": 3}
@@ -30,7 +28,9 @@ class DataConsistency(nn.Module):
         super().__init__()
         unknown = set(inputs) - set(get_args(Input))
         if unknown:
-            raise UserError(f"network inputs {sorted(unknown)} are not known; expected some of {get_args(Input)}")
+            raise UserError(
+                f"network inputs {sorted(unknown)} are not known; expected some of {get_args(Input)}"
+            )
         expected = 3 + sum(CHANNELS[name] for name in inputs)
         actual = int(unet.config["in_channels"])  # type: ignore[index]
         if actual != expected:
@@ -46,24 +46,23 @@ class DataConsistency(nn.Module):
         return run_unet(self.unet, torch.cat([x0, known], dim=1), t).to(x0.dtype)
 
     def describe(self, y: Tensor, x0: Tensor, problem: "Problem") -> Tensor:
-        """What the network is told beside x̂0: (B, k, H, W). Only "projection" depends on x̂0."""
+        """What the network is told beside x̂0: (B, k, H, W)."""
+        return torch.cat([self.channel(name, y, x0, problem) for name in self.inputs], dim=1)
+
+    def channel(self, name: Input, y: Tensor, x0: Tensor, problem: "Problem") -> Tensor:
+        """One of the inputs; only "projection" depends on the values of x̂0."""
         size = (x0.shape[-2], x0.shape[-1])
         one = x0[:, :1]
-        parts = []
-        for name in self.inputs:
-            if name == "y":
-                part = problem.operator.to_image(y, size)
-            elif name == "estimate":
-                part = problem.operator.estimate(y, problem.sigma, size)
-            elif name == "projection":
-                part = problem.operator.project(x0, y, problem.sigma)
-            elif name == "mask":
-                mask = problem.operator.observed(y, size)
-                part = torch.ones_like(one) if mask is None else mask.to(one.dtype).expand_as(one)
-            else:  # the noise level, brought to the order of 1
-                part = torch.ones_like(one) * (10.0 * problem.sigma)
-            parts.append(part)
-        return torch.cat(parts, dim=1)
+        if name == "y":
+            return problem.operator.to_image(y, size)
+        if name == "estimate":
+            return problem.operator.estimate(y, problem.sigma, size)
+        if name == "projection":
+            return problem.operator.project(x0, y, problem.sigma)
+        if name == "mask":
+            mask = problem.operator.observed(y, size)
+            return torch.ones_like(one) if mask is None else mask.to(one.dtype).expand_as(one)
+        return torch.ones_like(one) * (10.0 * problem.sigma)  # the noise level, brought to the order of 1
 
     @staticmethod
     def from_pretrained(folder: str | Path) -> "DataConsistency":

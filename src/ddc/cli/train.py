@@ -45,3 +45,85 @@ class TrainPrior(LoopSettings):
         prior = Prior(unet, schedule_from_config(scheduler), self.prediction, self.clamp, scheduler)
         train(PriorObjective(prior, self.snr_gamma or None), self)
         return 0
+
+
+PAPER_SETTINGS = tuple(
+    (task, sigma) for sigma in (0.0, 0.05) for task in ("sr4", "sr8", "gauss", "inpaint92")
+) + (("jpeg10", 0.0),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainDDC(LoopSettings):
+    """Train a data-consistency network on a frozen prior (the paper's Algorithm 2)."""
+
+    prior: Path
+    """Folder of the frozen prior."""
+    network: str = "compact"
+    """Preset (compact, paper) or a JSON file with the network's configuration."""
+    tasks: str = "sr4,sr8,gauss,inpaint92,jpeg10,denoise"
+    """What to learn: tasks and ranges (jpeg5-95, gauss0.5-4, sr2-8, inpaint30-95, motion5-25, box32-128), with weights after a colon."""
+    sigma_max: float = 0.05
+    """Largest noise of the measurements, in [0, 1] units; drawn uniformly from 0."""
+    noiseless_share: float = 0.0
+    """Share of the draws without any noise."""
+    wide_tasks: str = ""
+    """A second mix of tasks, for what people bring beside the main ones."""
+    wide_share: float = 0.5
+    """Share of the draws from --wide-tasks, where given."""
+    wide_sigma_max: float = 0.1
+    """Largest noise for --wide-tasks."""
+    eight_bit_share: float = 0.5
+    """Share of the noiseless wide draws whose measurement is rounded to 8 bits."""
+    w_mse: float = 1.0
+    """Weight of the mean squared error."""
+    w_lpips: float = 0.1
+    """Weight of LPIPS (AlexNet); 0 is the paper's "w/o LPIPS"."""
+    w_kl: float = 1e-3
+    """Weight of the KL term."""
+    trajectory_share: float = 0.0
+    """Share of the batch that follows the sampler's own states; 0 is the paper's algorithm."""
+    trajectory_steps: tuple[int, ...] = (5,)
+    """Lengths of those runs."""
+
+    def run(self) -> int:
+        import torch
+
+        from ddc.consistency import DataConsistency
+        from ddc.perceptual import LPIPS
+        from ddc.presets import NETWORKS, preset
+        from ddc.priors import Prior
+        from ddc.training.ddc import DDCObjective
+        from ddc.training.loop import train
+        from ddc.training.tasks import TaskMix, parse_tasks
+
+        prior = Prior.from_pretrained(self.prior)
+        if self.init is not None:
+            network = DataConsistency.from_pretrained(self.init)
+        else:
+            network = DataConsistency.from_config(preset(self.network, NETWORKS))
+        mixes = [(1.0, TaskMix(parse_tasks(self.tasks), self.sigma_max, self.noiseless_share))]
+        if self.wide_tasks:
+            wide = TaskMix(
+                parse_tasks(self.wide_tasks), self.wide_sigma_max, self.noiseless_share, self.eight_bit_share
+            )
+            mixes = [(1 - self.wide_share, mixes[0][1]), (self.wide_share, wide)]
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        prior.to(device).requires_grad_(False)
+        if device == "cuda":
+            prior.to(memory_format=torch.channels_last)
+        if self.compile:
+            prior.unet.compile(dynamic=False)
+        objective = DDCObjective(
+            network,
+            prior,
+            tuple(mixes),
+            LPIPS("alex").to(device),
+            self.w_mse,
+            self.w_lpips,
+            self.w_kl,
+            self.trajectory_share,
+            self.trajectory_steps,
+            PAPER_SETTINGS,
+        )
+        train(objective, self)
+        return 0

@@ -145,7 +145,7 @@ def conjugate_gradient(
     rr = dot(r, r)
     target = tolerance**2 * dot(b, b)
     for _ in range(iterations):
-        if bool((rr <= target).all()):
+        if not x.is_cuda and bool((rr <= target).all()):  # on a GPU, looking would cost more than going on
             break
         ap = apply(p)
         alpha = torch.where(rr > target, rr / dot(p, ap).clamp(min=1e-30), 0.0)

@@ -171,11 +171,11 @@ class Draws:
     def crops(self, numbers: Sequence[int]) -> Tensor:
         device = self.pool.pixels.device
         index, top, left, flip = (torch.tensor(v) for v in zip(*map(self._place, numbers), strict=True))
-        steps = torch.arange(self.crop)
+        index, top, left, flip = (v.to(device, non_blocking=True) for v in (index, top, left, flip))
+        steps = torch.arange(self.crop, device=device)
         rows = top[:, None] + steps
         columns = left[:, None] + torch.where(flip[:, None], self.crop - 1 - steps, steps)
-        where = (index[:, None, None], rows[:, :, None], columns[:, None, :])
-        i, r, c = (w.to(device, non_blocking=True) for w in where)
+        i, r, c = index[:, None, None], rows[:, :, None], columns[:, None, :]
         pixels = self.pool.pixels.permute(0, 2, 3, 1)[i, r, c]  # (B, crop, crop, 3)
         return pixels.permute(0, 3, 1, 2).float().div_(127.5).sub_(1).contiguous()
 

@@ -345,7 +345,10 @@ def _validate(
     module.eval()
     totals: dict[str, list[float]] = {}
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    with torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+    eager = torch.compiler.set_stance(
+        "force_eager"
+    )  # a compiled network would be compiled anew for other batches
+    with eager, torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
         for crops, names in centre_crops(validation, settings.crop, settings.batch_size):
             for key, values in objective.validate(crops, names).items():
                 totals.setdefault(key, []).extend(values)
