@@ -1,0 +1,78 @@
+"""The dispatcher, `ddc info` and `ddc convert`."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddc import __version__
+from ddc.cli import COMMANDS, available, main
+
+
+def test_help_answers_within_a_second() -> None:
+    started = time.perf_counter()
+    answer = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from ddc.cli import main; main(['--help']); print('torch' in sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert time.perf_counter() - started < 1.0
+    assert "restore" in answer.stdout and answer.stdout.endswith("False\n")
+
+
+def test_every_command_that_is_listed_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in available():
+        assert main([command, "--help"]) == 0, command
+        assert f"ddc {command}" in capsys.readouterr().out
+
+
+def test_commands_are_those_whose_module_is_there() -> None:
+    assert {"restore", "degrade", "convert", "info"} <= set(available()) <= set(COMMANDS)
+
+
+def test_version_unknown_command_and_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ddc {__version__}\n"
+    assert main(["destroy"]) == 2
+    assert "expected one of restore" in capsys.readouterr().err
+    assert main([]) == 2
+    assert "usage: ddc" in capsys.readouterr().err
+
+
+def test_info(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(tiny_model), "--json", "--size", "64"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    prior, network = facts["model"]["prior"], facts["model"]["network"]
+    assert network["inputs"] == ["x0", "y"] and network["channels in"] == 6
+    assert prior["parameters"] > 10_000 and prior["GFLOP at 64×64"] > 0
+    assert prior["schedule"]["steps"] == 1000 and prior["predicts"] == "epsilon"
+    assert (
+        facts["versions"]["torch"] == torch.__version__
+        and "ddc" in facts["solvers"]
+        and "sr4" in facts["tasks"]
+    )
+
+
+def test_info_for_people(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(tiny_model)]) == 0
+    text = capsys.readouterr().out
+    assert "CompactUNet" in text and "devices" in text
+    assert main(["info", str(tiny_model / "nothing")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_convert_refuses_what_is_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.pt").write_text("no checkpoint")
+    assert main(["convert", str(tmp_path / "a.pt"), str(tmp_path / "out")]) == 2
+    assert main(["convert", str(tmp_path / "none.pt"), str(tmp_path / "out")]) == 2
+    errors = capsys.readouterr().err
+    assert errors.count("ddc: ") == 2 and "Traceback" not in errors and not (tmp_path / "out").exists()

@@ -1,0 +1,389 @@
+"""`ddc restore` through `main`, as people type it."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+from skimage import data
+
+from ddc.cli import main
+from ddc.images import Picture, jpeg_quality
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "in" / "photo.png"
+    Picture(data.astronaut()[:12, :18]).write(path)
+    return path
+
+
+@pytest.fixture
+def restore(tiny_model: Path) -> Callable[..., int]:
+    def run(*arguments: object) -> int:
+        return main(["restore", *map(str, arguments), "--model", str(tiny_model), "--device", "cpu"])
+
+    return run
+
+
+def test_one_file(
+    restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "large.png"
+    assert restore(photo, "-o", target, "--task", "sr4") == 0
+    assert Picture.read(target).size == (48, 72)
+    assert capsys.readouterr().out == f"{target}\n"
+
+
+def test_a_folder_keeps_its_tree(restore: Callable[..., int], photo: Path, tmp_path: Path) -> None:
+    shutil.copy(photo, photo.parent / "other.txt")
+    (photo.parent / "sub").mkdir()
+    PIL.Image.open(photo).save(photo.parent / "sub" / "b.jpg")
+    assert restore(photo.parent, "-o", tmp_path / "out", "--task", "denoise") == 0
+    assert files_below(tmp_path / "out") == ["photo.png", "sub/b.jpg"]
+    options = ("--suffix", "_r", "--ext", "webp")
+    assert restore(photo.parent, "-o", tmp_path / "out2", "--task", "denoise", *options) == 0
+    assert files_below(tmp_path / "out2") == ["photo_r.webp", "sub/b_r.webp"]
+
+
+def test_the_output_folder_may_lie_inside_the_input(restore: Callable[..., int], photo: Path) -> None:
+    for _ in range(2):
+        assert restore(photo.parent, "-o", photo.parent / "out", "--task", "denoise") == 0
+    assert files_below(photo.parent) == ["out/photo.png", "photo.png"]
+
+
+def test_json_lines(
+    restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert restore(photo, "-o", tmp_path / "out", "--task", "denoise", "--sigma", "0.1", "--json") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    facts = json.loads(line)
+    assert facts["input"] == str(photo) and facts["output"] == str(tmp_path / "out" / "photo.png")
+    assert (
+        facts["sigma"] == 0.1 and (facts["width"], facts["height"]) == (18, 12) and facts["evaluations"] == 10
+    )
+
+
+def test_a_file_that_cannot_be_read_is_listed_and_the_others_are_done(
+    restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photo.parent / "broken.png").write_bytes(photo.read_bytes()[:200])
+    (photo.parent / "empty.jpg").touch()
+    code = restore(photo.parent, tmp_path / "missing.png", "-o", tmp_path / "out", "--task", "denoise")
+    captured = capsys.readouterr()
+    assert code == 1
+    assert files_below(tmp_path / "out") == ["ddc-failures.json", "photo.png"]
+    failures = json.loads((tmp_path / "out" / "ddc-failures.json").read_text())
+    assert [Path(failure["input"]).name for failure in failures] == ["broken.png", "empty.jpg", "missing.png"]
+    assert "broken.png is damaged" in captured.err and "3 of 4" in captured.err
+    assert captured.out.splitlines() == [str(tmp_path / "out" / "photo.png")]
+    assert restore(photo, "-o", tmp_path / "out", "--task", "denoise") == 0  # all well: the list goes
+    assert files_below(tmp_path / "out") == ["photo.png"]
+
+
+def test_when_all_fail_nothing_is_written(
+    restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).touch()
+    assert restore(tmp_path / "a.png", tmp_path / "b.png", "-o", tmp_path / "out") == 2
+    assert "none of the 2 pictures" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_skip_existing_and_shards(restore: Callable[..., int], photo: Path, tmp_path: Path) -> None:
+    for index in range(5):
+        shutil.copy(photo, photo.parent / f"{index}.png")
+    photo.unlink()
+    out = tmp_path / "out"
+    assert restore(photo.parent, "-o", out, "--task", "denoise", "--shard", "2/2") == 0
+    assert files_below(out) == ["1.png", "3.png"]
+    stamp = (out / "1.png").stat().st_mtime_ns
+    assert restore(photo.parent, "-o", out, "--task", "denoise", "--skip-existing") == 0
+    assert len(files_below(out)) == 5 and (out / "1.png").stat().st_mtime_ns == stamp
+    assert restore(photo.parent, "-o", out, "--task", "denoise", "--skip-existing") == 0
+
+
+def test_a_launcher_of_several_processes_shares_the_list(
+    restore: Callable[..., int], photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(photo, photo.parent / "z.png")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert restore(photo.parent, "-o", tmp_path / "out", "--task", "denoise") == 0
+    assert files_below(tmp_path / "out") == ["z.png"]
+
+
+def test_the_result_depends_on_seed_and_name_alone(
+    restore: Callable[..., int], photo: Path, tmp_path: Path
+) -> None:
+    shutil.copy(photo, photo.parent / "another.png")
+    options = ("--task", "denoise", "--ext", "npy", "--batch", 2)
+    assert restore(photo.parent, "-o", tmp_path / "both", *options) == 0
+    assert restore(photo, "-o", tmp_path / "one", *options) == 0
+    assert restore(photo, "-o", tmp_path / "seed", *options, "--seed", 1) == 0
+    both, one, other = (np.load(tmp_path / name / "photo.npy") for name in ("both", "one", "seed"))
+    assert np.abs(both - one).max() < 1e-3 < np.abs(one - other).max()
+
+
+def test_samples(restore: Callable[..., int], photo: Path, tmp_path: Path) -> None:
+    assert restore(photo, "-o", tmp_path / "out", "--task", "denoise", "--samples", 2) == 0
+    assert files_below(tmp_path / "out") == ["photo.png", "photo_1.png", "photo_2.png", "photo_std.npy"]
+    mean, first, second = (
+        Picture.read(tmp_path / "out" / f"photo{end}.png").tensor for end in ("", "_1", "_2")
+    )
+    assert (mean - (first + second) / 2).abs().max() < 2 / 255
+    assert np.load(tmp_path / "out" / "photo_std.npy").shape == (12, 18, 3)
+
+
+def test_solver_options(
+    restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = (photo, "-o", tmp_path / "out", "--task", "sr2", "--solver", "ddnm", "--steps", 2)
+    assert restore(*common, "--solver-option", "eta=0.5") == 0
+    shutil.rmtree(tmp_path / "out")
+    assert restore(*common, "--solver-option", "zeta=0.5") == 2
+    assert restore(*common, "--solver-option", "eta") == 2
+    error = capsys.readouterr().err
+    assert "ddnm has no setting 'zeta'; it takes steps, eta" in error and "KEY=VALUE" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_jpeg_quality_is_taken_from_the_file(
+    restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    PIL.Image.open(photo).save(tmp_path / "a.jpg", quality=23)
+    assert jpeg_quality(tmp_path / "a.jpg") == 23
+    assert restore(tmp_path / "a.jpg", "-o", tmp_path / "out", "--task", "jpeg", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["task"] == "jpeg23"
+    assert restore(photo, "-o", tmp_path / "out", "--task", "jpeg") == 2
+    assert "is not a JPEG file" in capsys.readouterr().err
+
+
+def test_sigma_auto(restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.1, (64, 64, 3)).astype(np.float32)
+    Picture(0.5 + noise).write(tmp_path / "a.png")
+    assert (
+        restore(tmp_path / "a.png", "-o", tmp_path / "out", "--task", "denoise", "--sigma", "auto", "--json")
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["sigma"] == pytest.approx(0.1, abs=0.01)
+
+
+OPERATOR = """
+from ddc.operators.base import LinearOperator
+
+class Dim(LinearOperator):
+    def __call__(self, x):
+        return 0.5 * x
+
+    def adjoint(self, y, size=None):
+        return FACTOR * y
+"""
+
+
+def test_an_operator_of_ones_own(
+    restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "good.py").write_text(OPERATOR.replace("FACTOR", "0.5"))
+    (tmp_path / "bad.py").write_text(OPERATOR.replace("FACTOR", "2"))
+    common = (photo, "-o", tmp_path / "out", "--solver", "dds", "--steps", 2, "--operator")
+    assert restore(*common, f"{tmp_path}/bad.py:Dim") == 2
+    assert "not the adjoint" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert restore(*common, f"{tmp_path}/good.py:Dim") == 0
+    assert files_below(tmp_path / "out") == ["photo.png"]
+
+
+def test_a_blur_kernel_from_a_file(restore: Callable[..., int], photo: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "kernel.npy", np.ones((3, 3)))
+    assert restore(photo, "-o", tmp_path / "out", "--task", "blur", "--kernel", tmp_path / "kernel.npy") == 0
+    assert files_below(tmp_path / "out") == ["photo.png"]
+
+
+def test_large_pictures_are_cut_into_tiles(
+    restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Picture(data.astronaut()[:100, :130]).write(tmp_path / "a.png")
+    assert (
+        restore(tmp_path / "a.png", "-o", tmp_path / "out", "--task", "denoise", "--tile", 64, "--json") == 0
+    )
+    assert json.loads(capsys.readouterr().out)["evaluations"] > 60
+
+
+# ---------------------------------------------------------------------------------------------------------
+# bad input: one line, exit code 2, no traceback, nothing written
+
+
+def refused(
+    restore: Callable[..., int], capsys: pytest.CaptureFixture[str], out: Path, *arguments: object
+) -> str:
+    existed = out.exists()
+    assert restore(*arguments, "-o", out) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Traceback" not in captured.err
+    assert captured.err.startswith("ddc: ") and captured.err.count("\n") == 1
+    assert out.exists() == existed
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (lambda good: good[:150], "cut short"),
+        (lambda good: b"", "0 bytes"),
+        (lambda good: b"just some text\n" * 20, "not a picture"),
+    ],
+)
+def test_bad_files(
+    restore: Callable[..., int],
+    photo: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: Callable[[bytes], bytes],
+    message: str,
+) -> None:
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(content(photo.read_bytes()))
+    assert message in refused(restore, capsys, tmp_path / "out", bad)
+
+
+def test_missing_file_and_empty_folder(
+    restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "does not exist" in refused(restore, capsys, tmp_path / "out", tmp_path / "none.png")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").touch()
+    assert "no pictures in it" in refused(restore, capsys, tmp_path / "out", tmp_path / "empty")
+    assert "no picture was named" in refused(restore, capsys, tmp_path / "out")
+
+
+def test_nan_pixels(restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "y.npy", np.full((8, 8, 3), np.nan, np.float32))
+    assert "NaN" in refused(restore, capsys, tmp_path / "out", tmp_path / "y.npy")
+
+
+def test_a_mask_of_another_size(
+    restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    PIL.Image.new("L", (5, 6)).save(tmp_path / "mask.png")
+    options = ("--task", "inpaint", "--mask", tmp_path / "mask.png")
+    assert "the mask is 5×6" in refused(restore, capsys, tmp_path / "out", photo, *options)
+    assert "no mask was given" in refused(restore, capsys, tmp_path / "out", photo, "--task", "inpaint")
+    (tmp_path / "mask.png").write_text("no picture")
+    assert "cannot be read" in refused(restore, capsys, tmp_path / "out", photo, *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--task", "sr5000"), "from 2 to 16"),
+        (("--task", "sharpen"), "not known"),
+        (("--task", "denoise", "--sigma", "-0.1"), "sigma is -0.1"),
+        (("--task", "denoise", "--sigma", "nan"), "sigma is nan"),
+        (("--steps", "0"), "steps must be at least 1"),
+        (("--steps", "1001"), "between 1 and 1000"),
+        (("--task", "jpeg10", "--solver", "ddrm"), "ddrm needs an operator with an SVD; jpeg10 is not"),
+        (("--solver", "magic"), "expected one of ddc"),
+        (("--samples", "0"), "samples must be at least 1"),
+        (("--tile", "5"), "at least 64"),
+        (("--device", "toaster"), "is not there"),
+        (("--shard", "5/4"), "K/N"),
+        (("--ext", "gif"), "not known"),
+        (("--mask", "m.png"), "does not use one"),
+        (("--task", "blur"), "needs a kernel"),
+        (("--operator", "nowhere.py:Op"), "nowhere.py"),
+    ],
+)
+def test_bad_options(
+    tiny_model: Path,
+    photo: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    def run(*arguments: object) -> int:
+        return main(["restore", *map(str, arguments), "--model", str(tiny_model)])
+
+    assert message in refused(run, capsys, tmp_path / "out", photo, *options)
+
+
+def test_options_that_cannot_be_parsed(
+    photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["restore", str(photo), "-o", str(tmp_path / "out"), "--sigma", "much"]) == 2
+    assert main(["restore", str(photo), "-o", str(tmp_path / "out"), "--no-such-option"]) == 2
+    assert main(["restore", str(photo)]) == 2
+    assert "Traceback" not in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_bad_models(
+    tiny_model: Path, photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def using(model: Path) -> str:
+        def run(*arguments: object) -> int:
+            return main(["restore", *map(str, arguments), "--model", str(model)])
+
+        return refused(run, capsys, tmp_path / "out", photo)
+
+    assert "does not exist" in using(tmp_path / "none")
+    no_weights = shutil.copytree(tiny_model, tmp_path / "no_weights")
+    weights = no_weights / "prior" / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.unlink()
+    assert "has no weights" in using(no_weights)
+    weights.with_suffix(".bin").write_bytes(b"a pickle")
+    assert "is a pickle, which is not opened" in using(no_weights)
+    wrong = shutil.copytree(tiny_model, tmp_path / "wrong")
+    shutil.rmtree(wrong / "prior" / "unet")
+    shutil.copytree(tiny_model / "network", wrong / "prior" / "unet")
+    config = wrong / "prior" / "unet" / "config.json"
+    config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "inputs"}))
+    assert "6 input" in using(wrong)
+    (tmp_path / "model.ckpt").write_bytes(b"a pickle")
+    assert "ddc convert" in using(tmp_path / "model.ckpt")
+
+
+def test_outputs_never_overwrite_an_input(
+    restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = photo.read_bytes()
+    assert "would overwrite" in refused(restore, capsys, photo.parent, photo)
+    assert "would overwrite" in refused(restore, capsys, photo, photo)
+    link = tmp_path / "link"
+    link.symlink_to(photo.parent)
+    assert "would overwrite" in refused(restore, capsys, link, photo)
+    shutil.copy(photo, photo.parent / "photo.bmp")
+    assert "both become" in refused(restore, capsys, tmp_path / "out", photo.parent, "--ext", "png")
+    assert "several to do" in refused(restore, capsys, tmp_path / "a.png", photo.parent)
+    assert photo.read_bytes() == before
+
+
+def test_ctrl_c_leaves_no_half_written_picture(tiny_model: Path, tmp_path: Path) -> None:
+    for index in range(40):
+        Picture(data.astronaut()[:64, :64]).write(tmp_path / "in" / f"{index}.png")
+    command = [sys.executable, "-m", "ddc", "restore", tmp_path / "in", "-o", tmp_path / "out"]
+    process = subprocess.Popen(
+        [*command, "--task", "denoise", "--steps", "50", "--model", tiny_model, "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "out").glob("*.png")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in errors and "interrupted" in errors
+    written = files_below(tmp_path / "out")
+    assert 1 <= len(written) < 40 and all(name.endswith(".png") and name[0] != "." for name in written)
+    assert all(Picture.read(tmp_path / "out" / name).size == (64, 64) for name in written)
