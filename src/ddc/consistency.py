@@ -18,14 +18,20 @@ if TYPE_CHECKING:
     from ddc.problems import Problem
 
 Input = Literal["y", "estimate", "mask", "sigma", "projection"]
+Residual = Literal["x0", "blend"]
+TRAIN_STEPS = 1000
 CHANNELS: dict[Input, int] = {"y": 3, "estimate": 3, "mask": 1, "sigma": 1, "projection": 3}
 
 
 class DataConsistency(nn.Module):
     """The network and the list of what it reads beside x̂0."""
 
-    def __init__(self, unet: nn.Module, inputs: tuple[Input, ...] = ("y",)) -> None:
+    def __init__(
+        self, unet: nn.Module, inputs: tuple[Input, ...] = ("y",), residual: Residual = "x0"
+    ) -> None:
         super().__init__()
+        if residual == "blend" and "estimate" not in inputs:
+            raise UserError('a network with residual "blend" must read "estimate"; add it to its inputs')
         unknown = set(inputs) - set(get_args(Input))
         if unknown:
             raise UserError(
@@ -40,10 +46,25 @@ class DataConsistency(nn.Module):
             )
         self.unet = unet
         self.inputs = inputs
+        self.residual = residual
 
     def forward(self, known: Tensor, x0: Tensor, t: Time) -> Tensor:
         """Δ, from `known` (see `describe`) and the prior's x̂0."""
-        return run_unet(self.unet, torch.cat([x0, known], dim=1), t).to(x0.dtype)
+        return self.delta(run_unet(self.unet, torch.cat([x0, known], dim=1), t).to(x0.dtype), known, x0, t)
+
+    def delta(self, raw: Tensor, known: Tensor, x0: Tensor, t: Time) -> Tensor:
+        """Δ from the U-Net's output.
+
+        With the residual "x0" (the paper's) they are the same. With "blend" the U-Net corrects a picture that is
+        mostly the first guess from y at high noise, where x̂0 says little, and mostly x̂0 at low noise.
+        """
+        if self.residual == "x0":
+            return raw
+        start = sum(CHANNELS[name] for name in self.inputs[: self.inputs.index("estimate")])
+        estimate = known[:, start : start + 3]
+        trust = (1 - t / TRAIN_STEPS) ** 2
+        trust = trust.view(-1, 1, 1, 1).to(x0.dtype) if isinstance(trust, Tensor) else trust
+        return (1 - trust) * (x0 - estimate) - raw
 
     def describe(self, y: Tensor, x0: Tensor, problem: "Problem") -> Tensor:
         """What the network is told beside x̂0: (B, k, H, W)."""
@@ -68,16 +89,17 @@ class DataConsistency(nn.Module):
     def from_pretrained(folder: str | Path) -> "DataConsistency":
         """Read a network folder; one without `inputs` in its configuration is the paper's (x̂0 and y)."""
         config = read_config(Path(folder))
-        inputs = tuple(config.pop("inputs", ("y",)))
-        return DataConsistency(load_network(folder, config), inputs).eval()
+        inputs, residual = tuple(config.pop("inputs", ("y",))), config.pop("residual", "x0")
+        return DataConsistency(load_network(folder, config), inputs, residual).eval()
 
     @staticmethod
     def from_config(config: dict[str, Any]) -> "DataConsistency":
         config = dict(config)
         inputs: tuple[Input, ...] = tuple(config.pop("inputs", ("y",)))
+        residual: Residual = config.pop("residual", "x0")
         config["in_channels"] = 3 + sum(CHANNELS[name] for name in inputs)
-        return DataConsistency(build_network(config), inputs)
+        return DataConsistency(build_network(config), inputs, residual)
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
-        extra = {"inputs": list(self.inputs)} | options.pop("extra_config", {})
+        extra = {"inputs": list(self.inputs), "residual": self.residual} | options.pop("extra_config", {})
         save_network(self.unet, folder, extra_config=extra, **options)

@@ -74,7 +74,8 @@ class DDCObjective(Objective):
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             x0 = prediction.x0.float()
             self._write_projection(slots, x0)
-        x0_y = x0 - call(forward, torch.cat([x0, slots.known], dim=1), t).float()  # equation 6
+        raw = call(forward, torch.cat([x0, slots.known], dim=1), t).float()
+        x0_y = x0 - self.network.delta(raw, slots.known, x0, t)  # equation 6
 
         mse = (x0_y - slots.truth).square().mean()
         kl = kl_of_step(schedule, slots.x, x0_y, slots.truth, t, z, prediction.v)
@@ -141,8 +142,8 @@ class DDCObjective(Objective):
                 pairs.append((t, t - 1))
             else:
                 pairs.append(self._pairs(number)[stage])
-        t, s = torch.tensor(pairs, device=slots.truth.device).unbind(1)
-        return t, s
+        times = torch.tensor(pairs, device=slots.truth.device)
+        return times[:, 0], times[:, 1]
 
     def _new_slots(self, draws: Draws, count: int, numbers: Sequence[int] | None = None) -> Slots:
         """New pictures with their measurements; the same numbers always give the same."""
