@@ -168,9 +168,15 @@ def cap_evaluations(solver: Solver, max_nfe: int | None) -> Solver:
 
 
 class Models:
-    """The folders of the models by their names, read when they are needed."""
+    """The folders of the models by their names, read when they are needed.
 
-    def __init__(self, folders: dict[str, Path], device: str = "cpu") -> None:
+    `priors` names another folder to take a model's prior from. A model that is a network alone uses the first
+    model's.
+    """
+
+    def __init__(
+        self, folders: dict[str, Path], device: str = "cpu", priors: dict[str, Path] | None = None
+    ) -> None:
         if not folders:
             raise UserError("no model was given; expected a folder with prior/ and network/ (--model)")
         for folder in folders.values():
@@ -178,14 +184,17 @@ class Models:
                 raise UserError(f"the model {folder} is not a folder; expected one with prior/ and network/")
         self.folders = folders
         self.device = device
+        self.priors = priors or {}
         self._loaded: dict[tuple[str, ...], Any] = {}
 
-    def prior(self, name: str) -> Prior:
-        """The model's prior; a model that is a network alone uses the first model's."""
-        own = self.folders[name]
+    def prior_folder(self, name: str) -> Path:
+        own = self.priors.get(name, self.folders[name])
         folder = own if (own / "prior").is_dir() else next(iter(self.folders.values()))
-        prior = folder / "prior" if (folder / "prior").is_dir() else folder
-        return self._once(("prior", str(prior)), lambda: Prior.from_pretrained(prior).requires_grad_(False))
+        return folder / "prior" if (folder / "prior").is_dir() else folder
+
+    def prior(self, name: str) -> Prior:
+        folder = self.prior_folder(name)
+        return self._once(("prior", str(folder)), lambda: Prior.from_pretrained(folder).requires_grad_(False))
 
     def network(self, name: str) -> DataConsistency:
         folder = self.folders[name] / "network"
@@ -212,20 +221,8 @@ class Models:
             return names
         if "prior" not in solver.needs:
             return names[:1]
-        own = [name for name in names if (self.folders[name] / "prior").is_dir()] or names[:1]
-        return list({self.fingerprint(name, "prior"): name for name in reversed(own)}.values())[::-1]
-
-    def fingerprint(self, name: str, part: str = "") -> str:
-        """A hash of all files of the model's folder, or of its prior alone."""
-        digest = hashlib.sha256()
-        folder = self.folders[name] / part
-        for path in sorted(folder.rglob("*")):
-            if path.suffix in {".json", ".safetensors"}:
-                digest.update(path.relative_to(folder).as_posix().encode())
-                with path.open("rb") as file:
-                    while block := file.read(1 << 20):
-                        digest.update(block)
-        return digest.hexdigest()[:16]
+        first = {fingerprint(self.prior_folder(name)): name for name in reversed(names)}
+        return [name for name in names if name in first.values()]
 
     def _once(self, key: tuple[str, ...], load: Callable[[], Any]) -> Any:
         if key not in self._loaded:
@@ -234,6 +231,18 @@ class Models:
                 part.to(self.device)
             self._loaded[key] = loaded
         return self._loaded[key]
+
+
+def fingerprint(folder: Path) -> str:
+    """A hash of a model folder's settings and weights."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in {".json", ".safetensors"}:
+            digest.update(path.relative_to(folder).as_posix().encode())
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+    return digest.hexdigest()[:16]
 
 
 def make_cases(
@@ -505,7 +514,7 @@ def write_protocol(
         "precision": options.precision,
         "samples": options.samples,
     }
-    prints = {name: models.fingerprint(name) for name in models.folders}
+    prints = {name: fingerprint(folder) for name, folder in models.folders.items()}
     known = old.get("models", {})
     differences = [f"{k} {old[k]} (now {fixed[k]})" for k in fixed if old and old.get(k) != fixed[k]]
     differences += [

@@ -1,0 +1,88 @@
+"""ddc reproduce: the experiments of the paper."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+Name = Literal[
+    "table1", "table2", "table3", "table4", "table5", "table6", "figure2", "figure5", "figure7", "figure8"
+]
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Run a table or a figure of the paper, with its own figures beside ours, as a page to read.
+
+    What is measured already in the --out folder is not measured again. Several devices: accelerate launch.
+    """
+
+    name: Positional[Name]
+    """The table or figure."""
+    images: Path | None = None
+    """A folder or a .tar archive of clean pictures; none takes the four that come with scikit-image."""
+    out: Path | None = None
+    """The folder of the run; none is runs/NAME, or runs/NAME-quick."""
+    model: Path | None = None
+    """The generalised model's folder; none is the one that comes with the package."""
+    models: str = ""
+    """The other models of the experiment: no-lpips=DIR,faces=DIR. The page says which it can use."""
+    quick: bool = False
+    """A form for two CPU cores and a few minutes: two small pictures, short runs."""
+    limit: int | None = None
+    """Measure this many pictures, evenly spread over all."""
+    slow_limit: int | None = None
+    """Measure solvers of more than 200 network evaluations on this many pictures only."""
+    max_nfe: int | None = None
+    """Shorten every solver to at most this many network evaluations."""
+    batch_size: int = 1
+    """Pictures restored at once."""
+    size: int | None = None
+    """Height and width of the centre that is measured; none is 256, or 128 in the quick form."""
+    seed: int = 0
+    """Decides masks, measurement noise and sampling noise, together with each image's name."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of the networks."""
+    fid_inception: Path | None = None
+    """The standard Inception weights, pt_inception-2015-12-05-6726825d.pth; FID is measured where they are."""
+
+    def run(self) -> int:
+        import os
+
+        from ddc.cli.evaluate import parse_models
+        from ddc.evaluation.benchmark import Options, bundled_images, load_images
+        from ddc.evaluation.experiments import EXPERIMENTS, Plan, reproduce
+        from ddc.evaluation.inception import find_inception
+        from ddc.pipeline import DEFAULT_MODEL, pick_device
+
+        device = str(pick_device(self.device))
+        if device == "cuda" and "LOCAL_RANK" in os.environ:
+            device = f"cuda:{os.environ['LOCAL_RANK']}"
+        size = self.size or (128 if self.quick else 256)
+        limit = self.limit or (2 if self.quick else None)
+        if self.images is None:
+            images, images_name = bundled_images(size, limit), "scikit-image's pictures"
+        else:
+            images, images_name = load_images(self.images, size, limit), self.images.name
+        main = self.model or DEFAULT_MODEL
+        given = {"default": main} if main.is_dir() or self.model else {}
+        for name in EXPERIMENTS[self.name].models:  # the others may lie beside it, or be shipped
+            for place in (DEFAULT_MODEL.parent / name, main.parent / name):
+                if name != "default" and place.is_dir():
+                    given[name] = place
+        given |= parse_models(self.models) if self.models else {}
+        out = self.out or Path("runs") / (self.name + ("-quick" if self.quick else ""))
+        options = Options(
+            out,
+            self.batch_size,
+            self.seed,
+            device,
+            self.precision,
+            inception=find_inception(self.fid_inception),
+        )
+        plan = Plan(self.name, images, images_name, given, options, self.quick, self.max_nfe, self.slow_limit)
+        print(reproduce(plan))
+        return 0
