@@ -91,7 +91,7 @@ class CompactUNet(nn.Module):
         nn.init.zeros_(self.exit.bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """x (B, in, H, W) and t (B,) → (B, out, H, W)."""
+        """x (B, in, H, W) and t (B,), or (1,) for all images, → (B, out, H, W)."""
         height, width = x.shape[-2:]
         x = pad_to_multiple(x, self.size_multiple)
         h = self.enter(F.pixel_unshuffle(x, self.patch_size))  # (B, C, H/p, W/p)
@@ -182,7 +182,7 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
 
 def run_unet(unet: nn.Module, x: Tensor, t: int | Tensor) -> Tensor:
     """Call either class of U-Net with an integer t or one per image."""
-    times = t if isinstance(t, Tensor) else torch.full((x.shape[0],), t, device=x.device)
+    times = t if isinstance(t, Tensor) else torch.full((1,), t, device=x.device)  # one for all images
     if isinstance(unet, CompactUNet):
         return unet(x, times)
     height, width = x.shape[-2:]
@@ -191,19 +191,19 @@ def run_unet(unet: nn.Module, x: Tensor, t: int | Tensor) -> Tensor:
     return out[..., :height, :width]
 
 
-def set_checkpointing(unet: nn.Module, on: bool) -> None:
-    """Keep only the inputs of each block for a backward pass, and compute its inside again on the way back."""
-    if isinstance(unet, CompactUNet):
-        unet.checkpointing = on
-    elif on:
-        unet.enable_gradient_checkpointing()  # type: ignore[operator]
-    else:
-        unet.disable_gradient_checkpointing()  # type: ignore[operator]
+def set_checkpointing(network: nn.Module, on: bool) -> None:
+    """For the U-Nets in `network`: keep only the inputs of each block for a backward pass, and compute its
+    inside again on the way back."""
+    for module in network.modules():
+        if isinstance(module, CompactUNet):
+            module.checkpointing = on
+        elif hasattr(module, "enable_gradient_checkpointing"):  # diffusers'
+            (module.enable_gradient_checkpointing if on else module.disable_gradient_checkpointing)()  # type: ignore[operator]
 
 
 def unet_size_multiple(unet: nn.Module) -> int:
-    if isinstance(unet, CompactUNet):
-        return unet.size_multiple
+    if hasattr(unet, "size_multiple"):
+        return int(unet.size_multiple)
     return 2 ** (len(unet.config["block_out_channels"]) - 1)  # type: ignore[index]
 
 

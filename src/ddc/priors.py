@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,10 @@ class Prior(nn.Module):
         scheduler_config: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        if prediction_type not in get_args(PredictionType):
+            raise UserError(
+                f"the prediction type {prediction_type!r} is not known; expected epsilon, v_prediction or sample"
+            )
         self.unet = unet
         self.schedule = schedule
         self.prediction_type = prediction_type
@@ -62,14 +66,14 @@ class Prior(nn.Module):
         if self.learns_variance:
             raw, v_raw = raw.chunk(2, dim=1)
             v = ((v_raw + 1) / 2).clamp(0, 1)
-        a = self.schedule.alpha_bar(t, x)
+        signal, level = self.schedule.signal(t, x), self.schedule.level(t, x)
         if self.prediction_type == "epsilon":
-            noise, x0 = raw, (x - (1 - a).sqrt() * raw) / a.sqrt()
+            noise, x0 = raw, (x - level * raw) / signal
         elif self.prediction_type == "v_prediction":
-            x0 = a.sqrt() * x - (1 - a).sqrt() * raw
-            noise = (1 - a).sqrt() * x + a.sqrt() * raw
+            x0 = signal * x - level * raw
+            noise = level * x + signal * raw
         else:
-            x0, noise = raw, (x - a.sqrt() * raw) / (1 - a).sqrt()
+            x0, noise = raw, (x - signal * raw) / level
         if self.clamp is not None:
             x0 = x0.clamp(-self.clamp, self.clamp)
         return Prediction(x0, noise, v)
@@ -105,7 +109,9 @@ class Prior(nn.Module):
         folder = Path(folder)
         save_network(self.unet, folder / "unet", **options)
         (folder / "scheduler").mkdir(parents=True, exist_ok=True)
-        (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(self.scheduler_config, indent=2) + "\n")
+        (folder / "scheduler" / "scheduler_config.json").write_text(
+            json.dumps(self.scheduler_config, indent=2) + "\n"
+        )
 
 
 def scheduler_config(
@@ -142,4 +148,6 @@ def schedule_from_config(config: dict[str, Any]) -> Schedule:
         return Schedule.scaled_linear(steps, start, end)
     if kind == "squaredcos_cap_v2":
         return Schedule.cosine(steps)
-    raise UserError(f"the beta schedule {kind!r} is not known; expected linear, scaled_linear or squaredcos_cap_v2")
+    raise UserError(
+        f"the beta schedule {kind!r} is not known; expected linear, scaled_linear or squaredcos_cap_v2"
+    )

@@ -34,7 +34,9 @@ class Schedule:
 
     @staticmethod
     def scaled_linear(train_steps: int = 1000, start: float = 1e-4, end: float = 0.02) -> "Schedule":
-        return Schedule.from_betas(torch.linspace(start**0.5, end**0.5, train_steps, dtype=torch.float64) ** 2)
+        return Schedule.from_betas(
+            torch.linspace(start**0.5, end**0.5, train_steps, dtype=torch.float64) ** 2
+        )
 
     @staticmethod
     def cosine(train_steps: int = 1000) -> "Schedule":
@@ -70,10 +72,17 @@ class Schedule:
         """ᾱ_t, shaped to broadcast over images of `like`'s dtype and device."""
         return self._exact(t, like).to(like.dtype)
 
+    def signal(self, t: Time, like: Tensor) -> Tensor:
+        """√ᾱ_t, the share of the picture in x_t."""
+        return self._exact(t, like).sqrt().to(like.dtype)
+
+    def level(self, t: Time, like: Tensor) -> Tensor:
+        """√(1−ᾱ_t), the noise in x_t: cast after the subtraction, which near t = 0 has few digits in float32."""
+        return (1 - self._exact(t, like)).sqrt().to(like.dtype)
+
     def add_noise(self, x0: Tensor, t: Time, z: Tensor) -> Tensor:
         """q(x_t | x_0): √ᾱ_t x_0 + √(1−ᾱ_t) z."""
-        a = self._exact(t, x0)
-        return a.sqrt().to(x0.dtype) * x0 + (1 - a).sqrt().to(x0.dtype) * z
+        return self.signal(t, x0) * x0 + self.level(t, x0) * z
 
     def posterior_mean(self, x: Tensor, x0: Tensor, t: Time, s: Time) -> Tensor:
         """The mean of q(x_s | x_t, x_0): √ā_s β/(1−ā_t) x0 + √(1−β) (1−ā_s)/(1−ā_t) x_t."""
@@ -97,7 +106,9 @@ class Schedule:
         std = torch.exp(0.5 * (v.double() * beta.log() + (1 - v.double()) * log_tilde))
         return torch.where(a_s == 1, torch.zeros_like(std), std).to(x.dtype)
 
-    def posterior(self, x: Tensor, x0: Tensor, t: Time, s: Time, z: Tensor, v: Tensor | None = None) -> Tensor:
+    def posterior(
+        self, x: Tensor, x0: Tensor, t: Time, s: Time, z: Tensor, v: Tensor | None = None
+    ) -> Tensor:
         """A draw of x_s given x_t and x_0, with the standard normal field z."""
         return self.posterior_mean(x, x0, t, s) + self.posterior_std(x, t, s, v) * z
 
@@ -111,9 +122,8 @@ class Schedule:
 
     def ddnm_noise_rule(self, x0: Tensor, noise: Tensor, s: Time, z: Tensor, eta: float) -> Tensor:
         """√ā_s x0 + √(1−ā_s)(η z + √(1−η²) ε̂): DDNM's way to the next level, not DDIM(η)."""
-        a_s = self._exact(s, x0)
         mixed = eta * z + math.sqrt(1 - eta**2) * noise
-        return a_s.sqrt().to(x0.dtype) * x0 + (1 - a_s).sqrt().to(x0.dtype) * mixed
+        return self.signal(s, x0) * x0 + self.level(s, x0) * mixed
 
     def _exact(self, t: Time, like: Tensor) -> Tensor:
         """ᾱ_t in float64 (float32 on MPS, which has no float64), broadcastable over `like`."""

@@ -59,8 +59,8 @@ class DDNM(Solver):
             prediction = prior.predict(x, t)
             z = noise.normal(shape)
             if noisy:
-                a_s = schedule.alpha_bar(s, x)
-                x0, x = self.plus_step(prediction.x0, prediction.noise, z, y, problem, a_s)
+                a, level = schedule.signal(s, x), schedule.level(s, x)
+                x0, x = self.plus_step(prediction.x0, prediction.noise, z, y, problem, a, level)
             else:
                 x0 = prediction.x0 - A.pinv(A(prediction.x0) - y, shape[-2:])  # equation 13
                 x = schedule.ddnm_noise_rule(x0, prediction.noise, s, z, self.eta)
@@ -69,7 +69,7 @@ class DDNM(Solver):
         return x
 
     def plus_step(
-        self, x0: Tensor, noise: Tensor, z: Tensor, y: Tensor, problem: Problem, a_s: Tensor
+        self, x0: Tensor, noise: Tensor, z: Tensor, y: Tensor, problem: Problem, a: Tensor, level: Tensor
     ) -> tuple[Tensor, Tensor]:
         """DDNM+: the corrected x̂0, and x_s, by way of the coefficients in the basis V."""
         A: SVDOperator = problem.operator  # type: ignore[assignment]
@@ -77,7 +77,7 @@ class DDNM(Solver):
         s = A.singular_values(size, x0)
         measured = s > SINGULAR_CUTOFF
         s = torch.where(measured, s, 1.0)
-        a, level, stay = a_s.sqrt(), (1 - a_s).sqrt(), math.sqrt(1 - self.eta**2)
+        stay = math.sqrt(1 - self.eta**2)
         c0, e, z = A.Vt(x0), A.Vt(noise), A.Vt(z)
         data_level = a * problem.sigma / s  # the noise of y at this level, a σ/s_i
 

@@ -54,14 +54,15 @@ class DDRM(Solver):
         sigma_bar = problem.sigma / s  # its noise, σ/s_i
 
         z = A.Vt(noise.normal(shape))
-        sigma_t = noise_level(schedule.alpha_bar(pairs[0][0], z))
+        first = pairs[0][0]
+        sigma_t = schedule.level(first, z) / schedule.signal(first, z)
         known = measured & (sigma_t > sigma_bar)
         spread = (sigma_t**2 - sigma_bar**2).clamp(min=0).sqrt()
         c = torch.where(known, y_bar + spread * z, sigma_t * z)  # equation 7
-        for i, (t, level) in enumerate(pairs):
-            prediction = prior.predict(A.V(c) * schedule.alpha_bar(t, c).sqrt(), t)
+        for i, (t, following) in enumerate(pairs):
+            prediction = prior.predict(A.V(c) * schedule.signal(t, c), t)
             c0, e, z = A.Vt(prediction.x0), A.Vt(prediction.noise), A.Vt(noise.normal(shape))
-            sigma_s = noise_level(schedule.alpha_bar(level, c))
+            sigma_s = schedule.level(following, c) / schedule.signal(following, c)
 
             # equation 8, case by case
             unmeasured = c0 + sigma_s * (stay * e + eta * z)
@@ -72,8 +73,3 @@ class DDRM(Solver):
             if callback:
                 callback(Step(i, len(pairs), t, prediction.x0, prediction.noise))
         return A.V(c)
-
-
-def noise_level(a: Tensor) -> Tensor:
-    """σ_t = √((1−ā_t)/ā_t)."""
-    return ((1 - a) / a).sqrt()

@@ -50,13 +50,13 @@ class DiffPIR(Solver):
         x = noise.normal(shape)  # x_T ~ N(0, I)
         for i, (t, s) in enumerate(pairs):
             prediction = prior.predict(x, t)
-            a_t, a_s = schedule.alpha_bar(t, x), schedule.alpha_bar(s, x)
-            rho = self.lam * sigma2 * a_t / (1 - a_t)  # ρ_t
+            signal, level = schedule.signal(t, x), schedule.level(t, x)
+            rho = self.lam * sigma2 * (signal / level) ** 2  # ρ_t
             # argmin ‖Ax − y‖² + ρ_t‖x − x̂0‖²
             x0 = prediction.x0 + A.regularised_inverse(y - A(prediction.x0), rho, shape[-2:])
-            e = (x - a_t.sqrt() * x0) / (1 - a_t).sqrt()  # ε̂' of the corrected x̂0
+            e = (x - signal * x0) / level  # ε̂' of the corrected x̂0
             mixed = math.sqrt(1 - self.zeta) * e + math.sqrt(self.zeta) * noise.normal(shape)
-            x = a_s.sqrt() * x0 + (1 - a_s).sqrt() * mixed
+            x = schedule.signal(s, x) * x0 + schedule.level(s, x) * mixed
             if callback:
                 callback(Step(i, len(pairs), t, x0, prediction.noise))
         return x

@@ -16,7 +16,7 @@ from ddc.operators.blur import GaussianBlur
 from ddc.priors import Denoiser, Prediction
 from ddc.problems import Problem
 from ddc.solvers.base import Callback, Solver, Step, image_shape
-from ddc.solvers.gradients import misfit, norm, predict_with_vjp
+from ddc.solvers.gradients import misfit, norm, predict_with_vjp, prepare
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,12 @@ class DPS(Solver):
         pairs = prior.schedule.pairs(self.steps)
         shape = image_shape(y, problem)
         zeta = self.setting("zeta", problem)
+        prepare(prior, self.checkpointing)
 
         x = noise.normal(shape)  # x_T ~ N(0, I)
         for i, (t, s) in enumerate(pairs):
             z = noise.normal(shape)
-            x, prediction = dps_step(x, t, s, z, y, problem, prior, zeta, self.checkpointing)
+            x, prediction = dps_step(x, t, s, z, y, problem, prior, zeta)
             if callback:
                 callback(Step(i, len(pairs), t, prediction.x0, prediction.noise))
         return x
@@ -66,10 +67,9 @@ def dps_step(
     problem: Problem,
     prior: Denoiser,
     zeta: float,
-    checkpointing: bool,
 ) -> tuple[Tensor, Prediction]:
     """Lines 3 to 7 of Algorithm 1: x_t → x_s, and the prediction it used."""
-    prediction, vjp = predict_with_vjp(prior, x, t, checkpointing)
+    prediction, vjp = predict_with_vjp(prior, x, t)
     x_s = prior.schedule.posterior(x, prediction.x0, t, s, z, prediction.v)  # line 6
     residual, gradient = misfit(problem.operator, prediction.x0, y)
     return x_s - zeta * vjp(gradient / norm(residual)), prediction  # line 7: ζ ∇_{x_t} ‖y − A(x̂0)‖

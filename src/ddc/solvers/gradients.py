@@ -3,23 +3,22 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddc.networks import set_checkpointing
 from ddc.operators.base import LinearOperator, Operator
-from ddc.priors import Denoiser, Prediction, Prior
+from ddc.priors import Denoiser, Prediction
 
 
-def predict_with_vjp(
-    prior: Denoiser, x: Tensor, t: int, checkpointing: bool = False
-) -> tuple[Prediction, Callable[[Tensor], Tensor]]:
-    """The prior's prediction, and v ↦ (∂x̂0/∂x_t)ᵀ v, to be called once.
+def prepare(prior: Denoiser, checkpointing: bool) -> None:
+    """Have the prior's network keep its blocks' activations for the way back, or compute them again there:
+    about a third more time for a fraction of the memory."""
+    if isinstance(prior, nn.Module):
+        set_checkpointing(prior, checkpointing)
 
-    With checkpointing the network's blocks are computed again on the way back instead of being kept: about a
-    third more time for a fraction of the memory.
-    """
-    if isinstance(prior, Prior):
-        set_checkpointing(prior.unet, checkpointing)
+
+def predict_with_vjp(prior: Denoiser, x: Tensor, t: int) -> tuple[Prediction, Callable[[Tensor], Tensor]]:
+    """The prior's prediction, and v ↦ (∂x̂0/∂x_t)ᵀ v, to be called once."""
     # the clone is an ordinary tensor even where the caller runs in inference mode
     with torch.inference_mode(False), torch.enable_grad():
         x = x.clone().requires_grad_()

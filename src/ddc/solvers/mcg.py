@@ -15,6 +15,7 @@ from ddc.priors import Denoiser
 from ddc.problems import Problem
 from ddc.solvers.base import Callback, Solver, Step, image_shape
 from ddc.solvers.dps import dps_step
+from ddc.solvers.gradients import prepare
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,14 @@ class MCG(Solver):
         schedule = prior.schedule
         pairs = schedule.pairs(self.steps)
         shape = image_shape(y, problem)
+        prepare(prior, self.checkpointing)
 
         x = noise.normal(shape)  # x_T ~ N(0, I)
         for i, (t, s) in enumerate(pairs):
             z = noise.normal(shape)
-            x, prediction = dps_step(x, t, s, z, y, problem, prior, self.zeta, self.checkpointing)
+            x, prediction = dps_step(x, t, s, z, y, problem, prior, self.zeta)
             # x_s = (I − A†A) x' + A†(√ā_s y + √(1−ā_s) A z)
-            a_s = schedule.alpha_bar(s, x)
-            y_s = a_s.sqrt() * y + (1 - a_s).sqrt() * A(noise.normal(shape))
+            y_s = schedule.signal(s, x) * y + schedule.level(s, x) * A(noise.normal(shape))
             x = x + A.pinv(y_s - A(x), shape[-2:])
             if callback:
                 callback(Step(i, len(pairs), t, prediction.x0, prediction.noise))

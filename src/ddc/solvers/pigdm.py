@@ -14,7 +14,7 @@ from ddc.operators.base import LinearOperator, Operator, Sigma
 from ddc.priors import Denoiser
 from ddc.problems import Problem
 from ddc.solvers.base import Callback, Solver, Step, image_shape
-from ddc.solvers.gradients import predict_with_vjp
+from ddc.solvers.gradients import predict_with_vjp, prepare
 
 
 @dataclass(frozen=True)
@@ -48,29 +48,28 @@ class PiGDM(Solver):
         schedule = prior.schedule
         pairs = schedule.pairs(self.steps)
         shape = image_shape(y, problem)
+        prepare(prior, self.checkpointing)
 
         x = noise.normal(shape)  # x_T ~ N(0, I)
         for i, (t, s) in enumerate(pairs):
-            prediction, vjp = predict_with_vjp(prior, x, t, self.checkpointing)
-            x0, a_t, a_s = prediction.x0, schedule.alpha_bar(t, x), schedule.alpha_bar(s, x)
-            r2 = 1 - a_t  # r_t²
-            guide = vjp(self.direction(x0, y, problem, 0.0 if self.noise_blind else problem.sigma**2 / r2))
+            prediction, vjp = predict_with_vjp(prior, x, t)
+            x0, signal, level = prediction.x0, schedule.signal(t, x), schedule.level(t, x)
+            ratio = 0.0 if self.noise_blind else (problem.sigma / level) ** 2  # σ²/r_t², r_t² = 1 − ā_t
+            guide = vjp(self.direction(x0, y, problem, ratio))  # g
             z = noise.normal(shape)
-            if (
-                self.score_factor
-            ):  # DDIM with the conditional score: ε̂ − g/√(1−ā_t), and the x̂0 that belongs to it
-                moved = prediction.noise - guide / (1 - a_t).sqrt()
-                x = schedule.ddim(x0 + guide / a_t.sqrt(), moved, t, s, z, self.eta)
+            if self.score_factor:  # DDIM with the conditional score, and the x̂0 that goes with it
+                x = schedule.ddim(x0 + guide / signal, prediction.noise - guide / level, t, s, z, self.eta)
             else:
-                x = schedule.ddim(x0, prediction.noise, t, s, z, self.eta) + (a_t * a_s).sqrt() * guide
+                x = schedule.ddim(x0, prediction.noise, t, s, z, self.eta)
+                x = x + signal * schedule.signal(s, x) * guide  # √(ā_t ā_s) g
             if callback:
                 callback(Step(i, len(pairs), t, x0, prediction.noise))
         return x
 
     @staticmethod
-    def direction(x0: Tensor, y: Tensor, problem: Problem, noise_to_spread: Sigma) -> Tensor:
+    def direction(x0: Tensor, y: Tensor, problem: Problem, ratio: Sigma) -> Tensor:
         """Aᵀ(AAᵀ + σ²/r² I)⁻¹(y − A x̂0); for JPEG y − JPEG(x̂0), and nothing goes through JPEG."""
         A, size = problem.operator, (x0.shape[-2], x0.shape[-1])
         if isinstance(A, LinearOperator):
-            return A.regularised_inverse(y - A(x0), noise_to_spread, size)
+            return A.regularised_inverse(y - A(x0), ratio, size)
         return A.to_image(y, size) - A.to_image(A(x0), size)

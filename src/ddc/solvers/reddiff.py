@@ -53,10 +53,9 @@ class REDdiff(Solver):
         for i, (t, _) in enumerate(pairs):
             z = noise.normal(shape)
             prediction = prior.predict(schedule.add_noise(mu, t, z), t)
-            a = schedule.alpha_bar(t, mu)
             _, gradient = misfit(problem.operator, mu, y)
             # ∇ of ½ mean (y − Aμ)² + λ √((1−ā)/ā) mean sg(ε̂ − z)·μ
-            weight = self.lam * ((1 - a) / a).sqrt()
+            weight = self.lam * schedule.level(t, mu) / schedule.signal(t, mu)
             mu.grad = gradient / measured + weight * (prediction.noise - z) / pixels
             adam.step()
             if callback:

@@ -1,0 +1,158 @@
+"""The prior: x̂0 and ε̂ of every kind of network, and its folders."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddc.errors import UserError
+from ddc.networks import WEIGHTS, CompactUNet, run_unet, save_network
+from ddc.priors import Prior, schedule_from_config, scheduler_config
+from ddc.schedule import Schedule
+
+TINY: dict[str, Any] = {
+    "channels": (8, 16),
+    "encoder_blocks": (1, 1),
+    "decoder_blocks": (1,),
+    "groups": 4,
+    "head_dim": 8,
+}
+
+
+def make_unet(in_channels: int = 3, out_channels: int = 3) -> CompactUNet:
+    torch.manual_seed(0)
+    unet = CompactUNet(in_channels, out_channels, **TINY)
+    torch.nn.init.normal_(unet.exit.weight, std=0.3)
+    return unet.eval().requires_grad_(False)
+
+
+def make_prior(out_channels: int = 3, **settings: Any) -> Prior:
+    config = scheduler_config(**settings)
+    return Prior(
+        make_unet(out_channels=out_channels),
+        schedule_from_config(config),
+        prediction_type=config["prediction_type"],
+        clamp=settings.get("clamp"),
+        scheduler_config=config,
+    )
+
+
+X = torch.linspace(-2, 2, 2 * 3 * 12 * 10).view(2, 3, 12, 10)
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "v_prediction", "sample"])
+@pytest.mark.parametrize("t", [0, 300, 999])
+def test_x0_and_noise_explain_x(kind: str, t: int) -> None:
+    prior = make_prior(prediction_type=kind)
+    prediction = prior.predict(X, t)
+    a = float(prior.schedule.alpha_bars[t])
+    assert torch.allclose(a**0.5 * prediction.x0 + (1 - a) ** 0.5 * prediction.noise, X, atol=1e-4)
+    raw = run_unet(prior.unet, X, t)
+    meaning = {
+        "epsilon": prediction.noise,
+        "v_prediction": a**0.5 * prediction.noise - (1 - a) ** 0.5 * prediction.x0,
+        "sample": prediction.x0,
+    }
+    assert torch.allclose(meaning[kind], raw, atol=1e-4)
+    assert prediction.v is None
+
+
+def test_clamping_touches_x0_alone() -> None:
+    free, clamped = make_prior().predict(X, 900), make_prior(clamp=1.0).predict(X, 900)
+    assert float(free.x0.abs().max()) > 1
+    assert torch.equal(clamped.x0, free.x0.clamp(-1, 1))
+    assert torch.equal(clamped.noise, free.noise)
+
+
+def test_learned_variance_is_an_interpolation() -> None:
+    prior = make_prior(out_channels=6, learned_variance=True)
+    prediction = prior.predict(X, 500)
+    raw = run_unet(prior.unet, X, 500)
+    assert torch.equal(prediction.noise, raw[:, :3])
+    assert prediction.v is not None
+    assert torch.equal(prediction.v, ((raw[:, 3:] + 1) / 2).clamp(0, 1))
+    assert float(prediction.v.min()) >= 0 and float(prediction.v.max()) <= 1
+
+
+def test_one_time_for_each_image() -> None:
+    prior = make_prior()
+    together = prior.predict(X, torch.tensor([900, 20]))
+    assert torch.allclose(together.x0[:1], prior.predict(X[:1], 900).x0, atol=1e-4)
+    assert torch.allclose(together.x0[1:], prior.predict(X[1:], 20).x0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"clamp": 1.5, "beta_schedule": "squaredcos_cap_v2", "prediction_type": "v_prediction"},
+        {"train_steps": 500, "beta_schedule": "scaled_linear", "prediction_type": "sample"},
+        {"learned_variance": True, "out_channels": 6},
+    ],
+)
+def test_round_trip_of_a_pipeline_folder(settings: dict[str, Any], tmp_path: Path) -> None:
+    prior = make_prior(**settings)
+    prior.save_pretrained(tmp_path, shard_mb=0.01)
+    assert (tmp_path / "unet" / "config.json").is_file()
+    loaded = Prior.from_pretrained(tmp_path)
+    assert torch.equal(loaded.schedule.alpha_bars, prior.schedule.alpha_bars)
+    assert (loaded.prediction_type, loaded.clamp) == (prior.prediction_type, prior.clamp)
+    expected, prediction = prior.predict(X, 300), loaded.predict(X, 300)
+    assert torch.equal(prediction.x0, expected.x0)
+    assert torch.equal(prediction.noise, expected.noise)
+    assert (prediction.v is None) == (expected.v is None)
+
+
+def test_flat_folders(tmp_path: Path) -> None:
+    prior = make_prior(beta_schedule="squaredcos_cap_v2")
+    save_network(prior.unet, tmp_path)
+    plain = Prior.from_pretrained(tmp_path)  # nothing is said about the schedule: DDPM's own
+    assert torch.equal(plain.schedule.alpha_bars, Schedule.linear().alpha_bars)
+    (tmp_path / "scheduler_config.json").write_text(json.dumps(prior.scheduler_config))
+    loaded = Prior.from_pretrained(tmp_path)
+    assert torch.equal(loaded.schedule.alpha_bars, prior.schedule.alpha_bars)
+    assert torch.equal(loaded.predict(X, 5).x0, prior.predict(X, 5).x0)
+
+
+@pytest.mark.parametrize("beta_schedule", ["linear", "scaled_linear", "squaredcos_cap_v2"])
+def test_diffusers_reads_the_same_schedule(beta_schedule: str, tmp_path: Path) -> None:
+    from diffusers import DDPMScheduler
+
+    prior = make_prior(beta_schedule=beta_schedule)
+    prior.save_pretrained(tmp_path)
+    theirs = DDPMScheduler.from_pretrained(tmp_path / "scheduler").alphas_cumprod.double()
+    ours = prior.schedule.alpha_bars[:-1]
+    if beta_schedule == "squaredcos_cap_v2":  # theirs is made in float32 from βs that are 1e-4 each
+        assert torch.allclose(theirs, ours, atol=1e-4)
+    else:
+        assert torch.allclose(theirs, ours, atol=1e-5)
+
+
+def test_given_betas() -> None:
+    schedule = schedule_from_config({"trained_betas": [0.1, 0.2]})
+    assert schedule.alpha_bars.tolist() == pytest.approx([0.9, 0.72, 1.0])
+
+
+def test_unknown_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="sigmoid"):
+        schedule_from_config({"beta_schedule": "sigmoid"})
+    with pytest.raises(UserError, match=r"flow.*epsilon, v_prediction or sample"):
+        Prior(make_unet(), Schedule.linear(), prediction_type="flow")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(6, 3), (1, 1), (3, 12)])
+def test_wrong_channels_are_refused(inputs: int, outputs: int, tmp_path: Path) -> None:
+    save_network(make_unet(inputs, outputs), tmp_path)
+    with pytest.raises(UserError, match=f"{inputs} input and {outputs} output"):
+        Prior.from_pretrained(tmp_path)
+
+
+def test_a_folder_without_weights_is_an_error_and_not_a_random_prior(tmp_path: Path) -> None:
+    make_prior().save_pretrained(tmp_path)
+    (tmp_path / "unet" / f"{WEIGHTS}.safetensors").unlink()
+    with pytest.raises(UserError, match="has no weights"):
+        Prior.from_pretrained(tmp_path)
+    with pytest.raises(UserError, match="not a folder"):
+        Prior.from_pretrained(tmp_path / "nowhere")
