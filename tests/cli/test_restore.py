@@ -15,7 +15,9 @@ import pytest
 from skimage import data
 
 from ddc.cli import main
+from ddc.consistency import DataConsistency
 from ddc.images import Picture, jpeg_quality
+from ddc.networks import save_network
 
 
 def files_below(folder: Path) -> list[str]:
@@ -344,10 +346,7 @@ def test_bad_models(
     weights.with_suffix(".bin").write_bytes(b"a pickle")
     assert "is a pickle, which is not opened" in using(no_weights)
     wrong = shutil.copytree(tiny_model, tmp_path / "wrong")
-    shutil.rmtree(wrong / "prior" / "unet")
-    shutil.copytree(tiny_model / "network", wrong / "prior" / "unet")
-    config = wrong / "prior" / "unet" / "config.json"
-    config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "inputs"}))
+    save_network(DataConsistency.from_pretrained(tiny_model / "network").unet, wrong / "prior" / "unet")
     assert "6 input" in using(wrong)
     (tmp_path / "model.ckpt").write_bytes(b"a pickle")
     assert "ddc convert" in using(tmp_path / "model.ckpt")
