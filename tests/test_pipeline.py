@@ -154,8 +154,10 @@ def test_tiles_see_their_part_of_the_mask(pipe: RestorationPipeline) -> None:
     alpha = np.where(np.random.default_rng(0).random((70, 150)) < 0.5, 255, 0).astype(np.uint8)
     picture = Picture(data.astronaut()[:70, :150], alpha)
     known = torch.from_numpy(alpha > 0)
-    restored = pipe(picture, "inpaint", solver="ddnm", steps=3, tile=64).picture.tensor
+    settings: dict[str, Any] = {"solver": "ddnm", "steps": 3, "tile": 64}
+    restored = pipe(picture, "inpaint", **settings).picture.tensor
     assert (restored - picture.tensor)[:, known].abs().max() < 1e-3
+    assert torch.allclose(pipe(picture, "inpaint", batch=4, **settings).picture.tensor, restored, atol=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -185,6 +187,10 @@ def test_tiles_share_one_noise_field(pipe: RestorationPipeline) -> None:
     whole = pipe(y, "denoise", tile=0, **settings).picture.tensor
     tiled = pipe(y, "denoise", tile=64, **settings).picture.tensor
     assert (whole - tiled).abs().max() < 1e-4
+    together = pipe([y, y], "denoise", sigma=0.1, tile=64, batch=7).pictures
+    for index, one in enumerate(together):
+        alone = pipe(y, "denoise", sigma=0.1, tile=64, names=[str(index)]).picture
+        assert (one.tensor - alone.tensor).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("kind", ["smooth", "textured"])
@@ -215,7 +221,7 @@ def test_out_of_memory_halves_the_tile_and_says_so(
     monkeypatch.setattr(pipe.prior, "predict", small_memory)
     with caplog.at_level(logging.WARNING, logger="ddc"):
         result = pipe(y, "denoise", batch=2)
-    assert "the batch of 2 is halved" in caplog.text and "tiles of 64 pixels" in caplog.text
+    assert "going on with 1 at once" in caplog.text and "tiles of 64 pixels" in caplog.text
     for a, b in zip(result.pictures, expected, strict=True):
         assert torch.allclose(a.tensor, b.tensor, atol=1e-4)
 

@@ -41,13 +41,17 @@ def test_a_small_picture_is_one_tile() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_blending_copies_gives_the_picture(size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("together", [1, 3])
+def test_blending_copies_gives_the_picture(size: tuple[int, int], together: int) -> None:
     picture = torch.rand(2, 3, *size)
 
-    def cut(window: Window) -> Tensor:
-        return picture[..., window.top : window.top + window.height, window.left : window.left + window.width]
+    def cut(windows: list[Window]) -> Tensor:
+        assert len(windows) <= together
+        return torch.stack(
+            [picture[..., w.top : w.top + w.height, w.left : w.left + w.width] for w in windows]
+        )
 
-    blended = restore_by_tiles(plan(size, 64, margin=8, grid=1), size, 2, cut)
+    blended = restore_by_tiles(plan(size, 64, margin=8, grid=16), size, 2, cut, together)
     assert torch.allclose(blended, picture, atol=1e-5)
 
 
@@ -55,8 +59,8 @@ def test_a_difference_between_tiles_leaves_no_step() -> None:
     size = (300, 300)
     values = iter(range(100))
 
-    def flat(window: Window) -> Tensor:
-        return torch.full((1, 3, window.height, window.width), float(next(values) % 2))
+    def flat(windows: list[Window]) -> Tensor:
+        return torch.full((1, 1, 3, windows[0].height, windows[0].width), float(next(values) % 2))
 
     blended = restore_by_tiles(plan(size, 128, margin=8, grid=1), size, 1, flat)
     steps = torch.cat([blended.diff(dim=-1).flatten(), blended.diff(dim=-2).flatten()])

@@ -41,13 +41,14 @@ def _mix(x: Tensor) -> Tensor:
 class Noise:
     """A source of N(0, I) fields, one seed per image.
 
-    `origin` is the row and column of the window in a larger picture, so that tiles share one field.
+    `origin` is the row and column of the window in a larger picture (one for all images or one for each), so
+    that tiles share one field.
     """
 
     def __init__(
         self,
         seeds: Sequence[int],
-        origin: tuple[int, int] = (0, 0),
+        origin: tuple[int, int] | Sequence[tuple[int, int]] = (0, 0),
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -72,12 +73,15 @@ class Noise:
         if batch != len(self.seeds):
             raise ValueError(f"noise for {batch} images was asked of a source with {len(self.seeds)} seeds")
         draw, self.draws = self.draws, self.draws + 1
-        top, left = self.origin
-        rows = torch.arange(top, top + height, device=self.device).view(1, 1, height, 1)
-        cols = torch.arange(left, left + width, device=self.device).view(1, 1, 1, width)
+        top, left = torch.tensor(self.origin, device=self.device).view(-1, 2, 1, 1, 1).unbind(1)
+        rows = top + torch.arange(height, device=self.device).view(1, 1, height, 1)
+        cols = left + torch.arange(width, device=self.device).view(1, 1, 1, width)
         planes = torch.arange(channels, device=self.device).view(1, channels, 1, 1)
         address = ((rows << 16) ^ cols) & _MASK
-        keys = [_mix_int(_mix_int((seed ^ (seed >> 32)) & _MASK) ^ ((draw * 0x9E3779B9) & _MASK)) for seed in self.seeds]
+        keys = [
+            _mix_int(_mix_int((seed ^ (seed >> 32)) & _MASK) ^ ((draw * 0x9E3779B9) & _MASK))
+            for seed in self.seeds
+        ]
         key = torch.tensor(keys, device=self.device, dtype=torch.int64).view(batch, 1, 1, 1)
         plane_key = _mix(key ^ _mix(planes + 0x51ED27))
         h1 = _mix(_mix(address ^ plane_key) + plane_key & _MASK)

@@ -26,11 +26,12 @@ from ddc.errors import UserError
 from ddc.images import Picture, estimate_sigma, jpeg_quality, to_internal
 from ddc.noise import Noise, derive_seed
 from ddc.operators.base import LinearOperator, Operator, check_adjoint
-from ddc.operators.colorize import GREY
+from ddc.operators.colorize import GREY, Colorize
+from ddc.operators.inpaint import Inpaint
 from ddc.priors import Prior
 from ddc.problems import Problem, check_sigma, task_family, task_operator
 from ddc.solvers import SOLVERS
-from ddc.solvers.base import Callback, Solver
+from ddc.solvers.base import Callback, Solver, Step
 from ddc.tiling import SMALLEST_TILE, Window, margin_of, plan, restore_by_tiles
 
 logger = logging.getLogger("ddc")
@@ -162,7 +163,7 @@ class RestorationPipeline:
         samples: how many restorations of each picture
         mask, kernel, operator_file: what the tasks inpaint, blur and custom need
         tile: the side of a tile in pixels; None is the model's own, 0 never cuts
-        batch: pictures of one size that are restored together; None chooses
+        batch: pictures of one size, or tiles, that are restored together; None chooses
         callback: called after each step of each tile; progress: called with the share that is done
         """
         started = time.perf_counter()
@@ -186,7 +187,7 @@ class RestorationPipeline:
 
         if batch is None:
             batch = 1 if self.device.type == "cpu" else 8
-        run = _Run(self, method, self.tile if tile is None else tile, callback)
+        run = _Run(self, method, self.tile if tile is None else tile, batch, callback)
         restored: list[Picture] = []
         for group in _groups(jobs, batch):
             share = len(group) / len(jobs)
@@ -237,9 +238,9 @@ class _Run:
     """One call of the pipeline: the tile, which halves when memory runs out, and the count of evaluations."""
 
     def __init__(
-        self, pipe: RestorationPipeline, solver: Solver, tile: int, callback: Callback | None
+        self, pipe: RestorationPipeline, solver: Solver, tile: int, batch: int, callback: Callback | None
     ) -> None:
-        self.pipe, self.solver, self.tile, self.callback = pipe, solver, tile, callback
+        self.pipe, self.solver, self.tile, self.batch, self.callback = pipe, solver, tile, batch, callback
         self.evaluations = 0
 
     def group(self, jobs: Sequence[_Job], progress: Callable[[float], None] | None) -> list[Picture]:
@@ -257,10 +258,11 @@ class _Run:
             # outside the handler, for the exception holds on to the tensors of the failed run
             if self.pipe.device.type == "cuda":
                 torch.cuda.empty_cache()
-            if len(jobs) > 1:
-                logger.warning("out of memory: the batch of %d is halved", len(jobs))
-                half = len(jobs) // 2
-                return self.group(jobs[:half], progress) + self.group(jobs[half:], progress)
+            if self.batch > 1:
+                self.batch //= 2
+                logger.warning("out of memory: going on with %d at once", self.batch)
+                parts = [jobs[i : i + self.batch] for i in range(0, len(jobs), self.batch)]
+                return [picture for part in parts for picture in self.group(part, progress)]
             height, width = _image_size(jobs[0])
             side = max(height, width)
             self.tile = min(self.tile or side, side) // 2
@@ -281,34 +283,35 @@ class _Run:
         grid = math.lcm(operator.align, operator.scale)
         margin = margin_of(operator, min(tile, *size)) if max(size) > tile else 0
         tiles = plan(size, tile, margin, grid)
-        levels = [float(job.problem.sigma_y) for job in jobs]
-        sigma_y = levels[0] if len(set(levels)) == 1 else torch.tensor(levels, device=pipe.device)
         finished = 0
 
-        def restore(window: Window) -> Tensor:
+        def restore(windows: list[Window]) -> Tensor:
             nonlocal finished
-            y = torch.stack([_measurement(job, window) for job in jobs]).to(pipe.device)
-            local = dataclasses.replace(
-                problem,
-                operator=operator.crop(window.top, window.left, window.height, window.width),
-                sigma_y=sigma_y,
-            )
-            observed = local.operator.observed(y)
+            each = [(window, job) for window in windows for job in jobs]
+            y = torch.stack([_measurement(job, window) for window, job in each]).to(pipe.device)
+            levels = [float(job.problem.sigma_y) for _, job in each]
+            sigma_y = levels[0] if len(set(levels)) == 1 else torch.tensor(levels, device=pipe.device)
+            part = Problem(_joined(operator, windows, len(jobs)), sigma_y, problem.name)
+            observed = part.operator.observed(y)
             if observed is not None:
                 y = y * observed.to(y)
-            noise = Noise([job.seed for job in jobs], (window.top, window.left), pipe.device)
+            corners = [(window.top, window.left) for window, _ in each]
+            noise = Noise([job.seed for _, job in each], corners, pipe.device)
 
-            def step_done(step: Any) -> None:
+            def step_done(step: Step) -> None:
                 if self.callback:
                     self.callback(step)
                 if progress:
-                    progress((finished + (step.index + 1) / step.steps) / len(tiles))
+                    share = len(windows) * (step.index + 1) / step.steps
+                    progress((finished + share) / len(tiles))
 
-            x = self.solver.solve(y, local, pipe.prior, noise, step_done, **parts)
-            finished += 1
-            return x.detach()[..., : window.height, : window.width]
+            x = self.solver.solve(y, part, pipe.prior, noise, step_done, **parts).detach()
+            finished += len(windows)
+            x = x[..., : windows[0].height, : windows[0].width]
+            return x.unflatten(0, (len(windows), len(jobs)))
 
-        out = restore_by_tiles(tiles, size, len(jobs), restore)
+        together = max(1, self.batch // len(jobs)) if _can_join(operator) else 1
+        out = restore_by_tiles(tiles, size, len(jobs), restore, together)
         self.evaluations = self.solver.evaluations() * len(tiles)
         return out.add_(1).div_(2).clamp_(0, 1)
 
@@ -495,6 +498,19 @@ def _image_size(job: _Job) -> tuple[int, int]:
     return job.problem.operator.image_size(torch.empty(1, 3, *job.picture.size, device="meta"))
 
 
+def _can_join(operator: Operator) -> bool:
+    """Whether windows of the operator can be restored as one batch: it is the same everywhere, or a mask."""
+    return isinstance(operator, Inpaint) or type(operator).crop is Operator.crop
+
+
+def _joined(operator: Operator, windows: list[Window], images: int) -> Operator:
+    """The operator of a batch: every window of every image."""
+    crops = [operator.crop(w.top, w.left, w.height, w.width) for w in windows]
+    if len(crops) == 1 or not isinstance(operator, Inpaint):
+        return crops[0]
+    return Inpaint(torch.cat([crop.mask.expand(images, -1, -1, -1) for crop in crops]))  # type: ignore[attr-defined]
+
+
 def _measurement(job: _Job, window: Window) -> Tensor:
     """The part of y that belongs to a window of the picture, in [-1, 1]."""
     operator, picture = job.problem.operator, job.picture
@@ -508,8 +524,6 @@ def _measurement(job: _Job, window: Window) -> Tensor:
 
 def measures_grey(operator: Operator) -> bool:
     """Whether the operator's measurement has one channel."""
-    from ddc.operators.colorize import Colorize
-
     return isinstance(operator, Colorize)
 
 

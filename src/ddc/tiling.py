@@ -5,6 +5,7 @@ its neighbours. Near its border a tile knows less than the whole picture does (a
 outside, and the network sees padding there), so a margin of it is thrown away before fading.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,12 +104,23 @@ def margin_of(operator: Operator, tile: int) -> int:
     return max(NETWORK_MARGIN, 2 * reach if rings else reach)
 
 
-def restore_by_tiles(tiles: list[Tile], size: Size, batch: int, solve: Callable[[Window], Tensor]) -> Tensor:
-    """Blend what `solve` makes of each window, (B, 3, h, w), into (B, 3, H, W) on the CPU."""
+def restore_by_tiles(
+    tiles: list[Tile],
+    size: Size,
+    batch: int,
+    solve: Callable[[list[Window]], Tensor],
+    together: int = 1,
+) -> Tensor:
+    """Blend what `solve` makes of the windows, (n, B, 3, h, w) for n of one shape, into (B, 3, H, W) on the CPU."""
     out = torch.zeros(batch, 3, *size)
+    shapes: dict[Size, list[Tile]] = {}
     for tile in tiles:
-        window = tile.window
-        part = solve(window).to("cpu", torch.float32)
-        part = part * tile.rows[:, None] * tile.columns
-        out[..., window.top : window.top + window.height, window.left : window.left + window.width] += part
+        shapes.setdefault((tile.window.height, tile.window.width), []).append(tile)
+    for alike in shapes.values():
+        for first in range(0, len(alike), together):
+            group = alike[first : first + together]
+            parts = solve([tile.window for tile in group]).to("cpu", torch.float32)
+            for tile, part in zip(group, parts, strict=True):
+                top, left, height, width = dataclasses.astuple(tile.window)
+                out[..., top : top + height, left : left + width] += part * tile.rows[:, None] * tile.columns
     return out
