@@ -1,0 +1,176 @@
+"""The fast path on the CPU, and the parts of the CUDA one that are plain arithmetic."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ddc.consistency import DataConsistency
+from ddc.errors import UserError
+from ddc.fast import (
+    CudaUNet,
+    accelerate_models,
+    agreement,
+    choose_dtype,
+    chunks,
+    cpu_threads,
+    keep_compile_cache,
+    probe,
+)
+from ddc.networks import CompactUNet
+from ddc.priors import Prior
+from ddc.schedule import Schedule
+
+CPU = torch.device("cpu")
+
+
+def randomise(module: nn.Module) -> nn.Module:
+    """No parameter at zero, so that no branch is silent."""
+    generator = torch.Generator().manual_seed(0)
+    for p in module.parameters():
+        p.data += 0.1 * torch.randn(p.shape, generator=generator) / max(1, p[0].numel()) ** 0.5
+    return module.eval().requires_grad_(False)
+
+
+def models() -> tuple[Prior, DataConsistency]:
+    torch.manual_seed(0)
+    small = {
+        "channels": (32, 64),
+        "encoder_blocks": (1, 1),
+        "decoder_blocks": (1,),
+        "groups": 4,
+        "head_dim": 8,
+    }
+    prior = Prior(randomise(CompactUNet(3, 6, **small)), Schedule.linear())  # type: ignore[arg-type]
+    network = DataConsistency(randomise(CompactUNet(10, 3, **small)), ("y", "estimate", "mask"))  # type: ignore[arg-type]
+    return prior, network
+
+
+def diffusers_prior() -> Prior:
+    from diffusers import UNet2DModel
+
+    torch.manual_seed(0)
+    unet = UNet2DModel(
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )
+    return Prior(randomise(unet), Schedule.linear())
+
+
+@pytest.mark.parametrize("t", [400, torch.tensor([1, 900])])
+def test_the_cpu_path_predicts_the_same(t: int | torch.Tensor) -> None:
+    prior, network = models()
+    fast = accelerate_models(prior, network, "cpu")
+    assert (fast.dtype, fast.batch, fast.compiled) == (torch.float32, 1, False)
+    x, known = torch.randn(2, 3, 70, 37), torch.randn(2, 7, 70, 37)
+    plain, quick = prior.predict(x, t), fast.prior.predict(x, t)
+    assert torch.allclose(plain.noise, quick.noise, atol=1e-4)
+    assert plain.v is not None and quick.v is not None and torch.allclose(plain.v, quick.v, atol=1e-4)
+    assert fast.network is not None
+    assert torch.allclose(network(known, x, t), fast.network(known, x, t), atol=1e-4)
+
+
+def test_the_cpu_path_takes_diffusers_networks() -> None:
+    prior = diffusers_prior()
+    fast = accelerate_models(prior, None, "cpu")
+    x = torch.randn(1, 3, 33, 64)
+    assert fast.network is None
+    assert torch.allclose(prior.predict(x, 5).noise, fast.prior.predict(x, 5).noise, atol=1e-4)
+
+
+def test_gradients_flow_through_the_fast_prior() -> None:
+    prior, _ = models()
+    fast = accelerate_models(prior, None, "cpu").prior
+    x = torch.randn(1, 3, 64, 64, requires_grad=True)
+    (expected,) = torch.autograd.grad(prior.predict(x, 600).x0.square().sum(), x)
+    (gradient,) = torch.autograd.grad(fast.predict(x, 600).x0.square().sum(), x)
+    assert torch.allclose(gradient, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_models_given_are_left_alone() -> None:
+    prior, network = models()
+    before = {k: v.clone() for k, v in prior.state_dict().items()}
+    fast = accelerate_models(prior, network, "cpu")
+    fast.prior.predict(torch.randn(1, 3, 64, 64), 3)
+    assert type(prior.unet).__name__ == "CompactUNet"
+    assert all(torch.equal(v, before[k]) for k, v in prior.state_dict().items())
+
+
+def test_whole_runs_agree() -> None:
+    prior, network = models()
+    fast = accelerate_models(prior, network, "cpu")
+    assert agreement(probe(fast.prior, fast.network, CPU, 64), probe(prior, network, CPU, 64)) > 80
+
+
+def test_what_the_cpu_cannot_do_is_refused() -> None:
+    prior, _ = models()
+    with pytest.raises(UserError, match="needs a CUDA device"):
+        accelerate_models(prior, None, "cpu", dtype="float16")
+    with pytest.raises(UserError, match="compiles for CUDA"):
+        accelerate_models(prior, None, "cpu", compile=True)
+
+
+@pytest.mark.parametrize(
+    ("n", "sizes", "expected"),
+    [
+        (1, (1, 16), [(0, 1, 1)]),
+        (16, (1, 16), [(0, 16, 16)]),
+        (18, (1, 16), [(0, 16, 16), (16, 17, 1), (17, 18, 1)]),
+        (21, (1, 16), [(0, 16, 16), (16, 21, 16)]),
+        (3, (1,), [(0, 1, 1), (1, 2, 1), (2, 3, 1)]),
+    ],
+)
+def test_chunks(n: int, sizes: tuple[int, ...], expected: list[tuple[int, int, int]]) -> None:
+    assert list(chunks(n, sizes)) == expected
+
+
+def test_batches_are_cut_padded_and_joined() -> None:
+    """The cutting into compiled sizes, with the network itself in the place of its compiled forms."""
+    prior, _ = models()
+    unet = CudaUNet(prior.unet, CPU, torch.float32, 16)
+    unet.sizes = (1, 4)
+    seen = []
+
+    def run(x: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        assert times.shape == (len(x),)
+        return unet.module(x, times)
+
+    unet._compiled = {1: run, 4: run}
+    x = torch.randn(11, 3, 16, 16)
+    times = torch.arange(11)
+    assert torch.allclose(unet(x, times), prior.unet(x, times), atol=1e-5)
+    assert seen == [4, 4, 4]
+    assert torch.allclose(unet(x[:, :, :8], times), prior.unet(x[:, :, :8], times), atol=1e-5)
+    assert len(seen) == 3  # another size is not compiled for
+
+
+def test_precision_is_chosen_by_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    prior, _ = models()
+    monkeypatch.setattr("ddc.fast.AGREEMENT", {torch.float16: 20.0})
+    assert choose_dtype(prior, None, CPU, 16) is torch.float16
+    monkeypatch.setattr("ddc.fast.AGREEMENT", {torch.float16: 300.0})
+    assert choose_dtype(prior, None, CPU, 16) is torch.float32
+    prior.unet.exit.weight.fill_(7e4)  # beyond what float16 can hold
+    monkeypatch.setattr("ddc.fast.AGREEMENT", {torch.float16: 20.0})
+    assert choose_dtype(prior, None, CPU, 16) is torch.float32
+
+
+def test_agreement() -> None:
+    a = torch.zeros(1, 3, 4, 4)
+    assert agreement(a, a + 0.2) == pytest.approx(20)
+    assert agreement(a, a) == pytest.approx(200)
+    assert agreement(a, a + float("nan")) == float("-inf")
+
+
+def test_threads_and_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert 1 <= cpu_threads() <= torch.get_num_threads()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # set first, so that the end of the test undoes it
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    keep_compile_cache()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "ddc" / "compiled")
