@@ -337,3 +337,4 @@ def test_find_pictures_keeps_the_tree_and_passes_over_other_files(tmp_path: Path
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no pictures"):
         find_pictures([tmp_path / "empty"])
+    assert len(find_pictures([tmp_path / "empty", tmp_path / "sub"])) == 2

@@ -393,7 +393,7 @@ def _write(picture: Picture, path: Path, quality: int) -> None:
     if alpha is None and picture.alpha is not None:
         logger.warning("%s: the transparency is left out, for %s has none", path, kind)
     colour = picture.pixels[:, :, :1] if picture.grey else picture.pixels
-    if picture.grey and not np.shares_memory(picture.pixels[:, :, 0], picture.pixels[:, :, 1]):
+    if picture.grey and picture.pixels.strides[2]:  # three channels of its own, which need not be equal
         colour = picture.pixels.mean(axis=2, keepdims=True, dtype=np.float32)
         colour = (
             colour if picture.pixels.dtype == np.float32 else np.rint(colour).astype(picture.pixels.dtype)
@@ -602,6 +602,7 @@ def find_pictures(paths: Iterable[str | Path], outside: Path | None = None) -> l
     Nothing below the folder `outside` (where results go) is taken, nor anything hidden.
     """
     found: list[Found] = []
+    empty: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():
             found.append(Found(path, Path(path.name)))
@@ -618,8 +619,13 @@ def find_pictures(paths: Iterable[str | Path], outside: Path | None = None) -> l
                 if Path(name).suffix.lower() in FORMATS and not name.startswith("."):
                     inside.append(Found(here / name, (here / name).relative_to(path)))
         if not inside:
-            raise UserError(f"{path} has no pictures in it; expected {READABLE} files")
+            empty.append(path)
         found.extend(sorted(inside, key=lambda one: one.relative.as_posix()))
+    for path in empty:
+        message = f"{path} has no pictures in it; expected {READABLE} files"
+        if not found:
+            raise UserError(message)
+        logger.warning(message)
     return found
 
 

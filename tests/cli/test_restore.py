@@ -1,6 +1,7 @@
 """`ddc restore` through `main`, as people type it."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -220,6 +221,31 @@ def test_large_pictures_are_cut_into_tiles(
         restore(tmp_path / "a.png", "-o", tmp_path / "out", "--task", "denoise", "--tile", 64, "--json") == 0
     )
     assert json.loads(capsys.readouterr().out)["evaluations"] > 60
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_the_bar_is_on_stderr_and_results_on_stdout(tiny_model: Path, photo: Path, tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        "ddc",
+        "restore",
+        photo,
+        "-o",
+        tmp_path / "out",
+        "--model",
+        tiny_model,
+        "--json",
+    ]
+    answer = subprocess.run(
+        [*command, "--task", "denoise"], stdout=subprocess.PIPE, stderr=theirs, text=True, check=True
+    )
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert json.loads(answer.stdout)["output"] == str(tmp_path / "out" / "photo.png")
+    assert "denoise" in shown and "output" not in shown
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -162,6 +162,12 @@ def progress_bar(report: Report, what: str) -> Iterator[Callable[[float], None]]
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+    with Progress(
+        *columns,
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # results that go to a file or a pipe must go there
+    ) as bar:
         task = bar.add_task(what, total=report.count)
         yield lambda done: bar.update(task, completed=done)
