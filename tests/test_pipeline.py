@@ -241,6 +241,17 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(
         pipe(crops(1, 16)[0], "denoise")
 
 
+def test_the_fast_path_gives_the_same_pictures(pipe: RestorationPipeline, tiny_model: Path) -> None:
+    y = crops(1, 40)[0]
+    fast = RestorationPipeline.from_pretrained(tiny_model).to("cpu")
+    plain = RestorationPipeline.from_pretrained(tiny_model).to("cpu", fast=False)
+    expected = pipe(y, "sr2").picture.tensor
+    assert torch.equal(plain(y, "sr2").picture.tensor, expected)
+    assert (fast(y, "sr2").picture.tensor - expected).abs().max() < 1e-3
+    with pytest.raises(UserError, match="already"):
+        fast.to("cpu")
+
+
 # ---------------------------------------------------------------------------------------------------------
 # what is refused
 

@@ -303,4 +303,6 @@ def _rewrap(
     """The prior and the network around other U-Nets."""
     settings = (prior.schedule, prior.prediction_type, prior.clamp, prior.scheduler_config)
     fast_prior = Prior(wrap(prior.unet), *settings).eval()
-    return fast_prior, DataConsistency(wrap(network.unet), network.inputs).eval() if network else None
+    if network is None:
+        return fast_prior, None
+    return fast_prior, DataConsistency(wrap(network.unet), network.inputs, network.residual).eval()

@@ -86,6 +86,8 @@ class RestorationPipeline:
         self.folder = folder
         self.tile = tile
         self.device = torch.device("cpu")
+        self.batch = 1  # pictures or tiles at once; the fast path chooses by the card's memory
+        self.accelerated = False
         self._parts: dict[
             tuple[str, str], dict[str, Any]
         ] = {}  # what solvers have loaded, by solver and task
@@ -124,13 +126,27 @@ class RestorationPipeline:
             folder,
         )
 
-    def to(self, device: str | torch.device) -> "RestorationPipeline":
-        """Move to a device; "auto" is the best there is."""
+    def to(self, device: str | torch.device, fast: bool = True, **options: Any) -> "RestorationPipeline":
+        """Move to a device; "auto" is the best there is.
+
+        The fast path is on unless `fast` is False; `options` are those of `ddc.fast.accelerate_models`.
+        """
+        if self.accelerated:
+            raise UserError(
+                "this pipeline is on the fast path of its device already; load it again to move it"
+            )
         self.device = pick_device(device)
+        self._parts.clear()
+        if fast and self.device.type in ("cpu", "cuda"):
+            from ddc.fast import accelerate_models
+
+            models = accelerate_models(self.prior, self.network, self.device, size=self.tile, **options)
+            self.prior, self.network, self.batch = models.prior, models.network, models.batch
+            self.accelerated = True
+            return self
         self.prior.to(self.device)
         if self.network is not None:
             self.network.to(self.device)
-        self._parts.clear()
         return self
 
     def __call__(
@@ -185,8 +201,7 @@ class RestorationPipeline:
             seeds = [first, *(derive_seed(first, sample) for sample in range(1, samples))]
             jobs.extend(_Job(picture, problem, one) for one in seeds)
 
-        if batch is None:
-            batch = 1 if self.device.type == "cpu" else 8
+        batch = batch or self.batch
         run = _Run(self, method, self.tile if tile is None else tile, batch, callback)
         restored: list[Picture] = []
         for group in _groups(jobs, batch):

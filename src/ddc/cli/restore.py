@@ -56,6 +56,8 @@ class Restore(FileOptions):
     """Pictures of one size that are restored together; left out, chosen for the device."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
+    fast: bool = True
+    """The fast path: half precision and compiled code on CUDA, faster convolutions on the CPU."""
     quality: int = 95
     """Quality of JPEG and HEIC results."""
 
@@ -69,9 +71,9 @@ class Restore(FileOptions):
             return 0
         from ddc.pipeline import RestorationPipeline
 
-        pipe = RestorationPipeline.from_pretrained(self.model, self.network).to(self._device())
+        pipe = RestorationPipeline.from_pretrained(self.model, self.network).to(self._device(), self.fast)
         report = Report(self, len(items))
-        batch = self.batch or (1 if pipe.device.type == "cpu" else 8)
+        batch = self.batch or pipe.batch
         with progress_bar(report, self.task) as show, ThreadPoolExecutor(1) as writer:
             writing: list[tuple[Item, dict[str, Any], Future[None]]] = []
             for group in _same_size(_read_ahead(items, report), batch):
