@@ -290,7 +290,7 @@ def evaluate(
     share = list(images)[rank::world]
     skipped: list[str] = []
     with RowFile(options.out, rank) as rows:
-        check_truth(rows, share, metrics)
+        check_truth(rows, share, metrics, options.batch_size)
         runnable: list[tuple[Case, list[Image]]] = []
         for case in cases:
             pending = [image for image in share if (*case.key, image.name) not in rows.done]
@@ -404,20 +404,23 @@ def measurement(
     return problem, problem.measure(x, noise.normal(clean.shape)) if sigma else clean
 
 
-def check_truth(rows: "RowFile", images: list[Image], metrics: Metrics) -> None:
+def check_truth(rows: "RowFile", images: list[Image], metrics: Metrics, batch_size: int) -> None:
     """The truth's own features, once for each image; an image that has changed since is refused."""
-    fresh: list[Row] = []
     for image in images:
         known = rows.truths.get(image.name)
-        if known is None:
-            features = metrics.features(image.pixels[None].float() / 255)
-            packed = {name: pack(table[0]) for name, table in features.items()}
-            fresh.append({"truth": image.name, "checksum": image.checksum, "features": packed})
-        elif known["checksum"] != image.checksum:
+        if known is not None and known["checksum"] != image.checksum:
             raise UserError(
                 f"{image.name} is another picture than the one measured in {rows.folder}; use another --out"
             )
-    rows.write(fresh)
+    unknown = [image for image in images if image.name not in rows.truths]
+    for start in range(0, len(unknown), batch_size):
+        batch = unknown[start : start + batch_size]
+        features = metrics.features(torch.stack([image.pixels for image in batch]).float() / 255)
+        fresh = []
+        for i, image in enumerate(batch):
+            packed = {name: pack(table[i]) for name, table in features.items()}
+            fresh.append({"truth": image.name, "checksum": image.checksum, "features": packed})
+        rows.write(fresh)
 
 
 def pack(feature: Array) -> str:
@@ -514,7 +517,10 @@ def write_protocol(
         "precision": options.precision,
         "samples": options.samples,
     }
-    prints = {name: fingerprint(folder) for name, folder in models.folders.items()}
+    prints = {
+        name: f"{fingerprint(folder)}-{fingerprint(models.prior_folder(name))}"
+        for name, folder in models.folders.items()
+    }
     known = old.get("models", {})
     differences = [f"{k} {old[k]} (now {fixed[k]})" for k in fixed if old and old.get(k) != fixed[k]]
     differences += [
@@ -607,9 +613,9 @@ class Gallery:
 
 
 def picture_name(image: str) -> str:
-    """A file name for an image, whatever folders and suffixes its own name has."""
-    stem = image.rsplit(".", 1)[0] if "." in image else image
-    return stem.replace("/", "_").replace("\\", "_") + ".png"
+    """A file name for an image, whatever folders its own name has."""
+    name = image.replace("/", "_").replace("\\", "_")
+    return name if name.endswith(".png") else f"{name}.png"
 
 
 @contextmanager

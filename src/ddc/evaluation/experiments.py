@@ -25,6 +25,7 @@ from ddc.evaluation.report import (
     method_name,
     new_figure,
     png_of,
+    ranked,
     write_report,
 )
 from ddc.evaluation.results import summarise
@@ -333,24 +334,24 @@ def paper_method(row: Row, experiment: Experiment) -> str:
 def time_table(summary: list[Row], rows: list[Row]) -> tuple[list[Table], list[Plot]]:
     paper = paper_tables()["table4_time"]
     fast = next((row["seconds"] for row in summary if row["solver"] == "ddc"), None)
+    ours = ranked([row["seconds"] for row in summary], 3, False)
+    theirs = [paper.get(row["solver"], {}) for row in summary]
+    published = ranked([figures.get("s") for figures in theirs], 2, False)
     cells = []
-    for row in summary:
-        theirs = paper.get(row["solver"], {})
+    for row, figures, seconds, paper_seconds in zip(summary, theirs, ours, published, strict=True):
         factor = f"{row['seconds'] / fast:.1f}" if fast else "–"
-        texts = [row["solver"], str(row["steps"]), str(row["nfe"]), f"{row['seconds']:.3f}", factor]
-        texts += [str(theirs.get("steps") or "–"), str(theirs.get("s", "–"))]
-        texts += [f"{theirs['s'] / paper['ddc']['s']:.1f}" if "s" in theirs else "–"]
-        cells.append([Cell(text) for text in texts])
-    heads = [
-        "method",
-        "steps",
-        "evaluations",
-        "s/image",
-        "times ddc",
-        "paper: steps",
-        "paper: s/image",
-        "paper: times ddc",
-    ]
+        paper_factor = f"{figures['s'] / paper['ddc']['s']:.1f}" if "s" in figures else "–"
+        head = [Cell(text) for text in (row["solver"], str(row["steps"]), str(row["nfe"]))]
+        tail = [Cell(str(figures.get("steps") or "–")), paper_seconds, Cell(paper_factor)]
+        cells.append([*head, seconds, Cell(factor), *tail])
+    measured = {row["solver"] for row in summary}
+    for method, figures in paper.items():
+        if method not in measured:
+            factor = f"{figures['s'] / paper['ddc']['s']:.1f}"
+            texts = [method, "", "–", "–", "–", str(figures["steps"] or "–"), f"{figures['s']:.2f}", factor]
+            cells.append([Cell(text) for text in texts])
+    heads = ["method", "steps", "evaluations", "s/image", "times ddc"]
+    heads += ["paper: steps", "paper: s/image", "paper: times ddc"]
     return [Table("Steps and time", heads, cells)], []
 
 

@@ -30,13 +30,9 @@ FIGURES = {
     "nfe": ("evaluations", 0),
     "seconds": ("s/image", 3),
 }
-PAPER_FIGURES = {
-    "psnr": ("PSNR ↑", 2),
-    "ssim": ("SSIM (range 2) ↑", 3),
-    "lpips": ("LPIPS ↓", 3),
-    "fid": ("FID ↓", 1),
-}
-BETTER = HIGHER_IS_BETTER | SETS | {"seconds": False}
+# our column → the paper's, which stands beside it
+PAPER = {"psnr": "psnr", "ssim_paper": "ssim", "lpips": "lpips", "fid": "fid"}
+BETTER = HIGHER_IS_BETTER | SETS
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ def write_report(run: Path, page: Page | None = None) -> Path:
     page = page or Page()
     rows, summary, paired = write_results(run)
     protocol = json.loads((run / "protocol.json").read_text(encoding="utf-8"))
-    tables = [*page.tables, *result_tables(summary, page), *paired_table(paired)]
+    tables = [*page.tables, *result_tables(summary, page), *paired_table(paired, summary)]
     (run / "report.md").write_text(markdown(page, tables, protocol), encoding="utf-8")
     (run / "report.tex").write_text(latex(tables), encoding="utf-8")
     plots = list(page.plots) or quality_plots(summary)
@@ -105,38 +101,42 @@ def result_tables(summary: list[Row], page: Page) -> list[Table]:
     """One table for each task and noise: ours, and the paper's figures beside them where it has some."""
     tables = []
     settings = dict.fromkeys([*((r["task"], r["sigma"]) for r in summary), *page.paper])
+    name = page.method or (lambda row: str(row["solver"]))
     for task, sigma in settings:
         ours = [row for row in summary if (row["task"], row["sigma"]) == (task, sigma)]
         theirs = page.paper.get((task, sigma), {})
-        name = page.method or (lambda row: row["solver"])
+        lines = [(method_name(row, summary), row, theirs.get(name(row), {})) for row in ours]
         measured = {name(row) for row in ours}
-        absent = [method for method in theirs if method not in measured]
-        columns = [c for c in FIGURES if any(row.get(c) is not None for row in ours)]
-        body = []
-        for row in ours:
-            paper = theirs.get(name(row), {})
-            body.append((method_name(row, summary), str(row["steps"]), str(row["n"]), row, paper))
-        body += [(method, "", "", {}, theirs[method]) for method in absent]
-        paper_columns = [c for c in PAPER_FIGURES if theirs]
-        cells = [[Cell(name), Cell(steps), Cell(n)] for name, steps, n, _, _ in body]
-        for column in columns:
-            decimals = FIGURES[column][1]
-            values = [row.get(column) for _, _, _, row, _ in body]
-            for line, cell in zip(cells, ranked(values, decimals, BETTER.get(column)), strict=True):
-                line.append(cell)
-            if column == "psnr":
-                for line, (_, _, _, row, _) in zip(cells, body, strict=True):
-                    if row.get("psnr_ci") is not None:
-                        line[-1] = Cell(f"{line[-1].text} ± {row['psnr_ci']:.2f}", line[-1].place)
-        for column in paper_columns:
-            values = [paper.get(column) for *_, paper in body]
-            better = column in {"psnr", "ssim"}
-            for line, cell in zip(cells, ranked(values, PAPER_FIGURES[column][1], better), strict=True):
-                line.append(cell)
-        heads = ["method", "steps", "n", *(FIGURES[c][0] for c in columns)]
-        heads += [f"paper: {PAPER_FIGURES[c][0]}" for c in paper_columns]
-        tables.append(Table(f"{task}, σ = {sigma:g}", heads, cells))
+        lines += [(method, {}, figures) for method, figures in theirs.items() if method not in measured]
+        heads = ["method", "steps", "n"]
+        columns = [
+            [Cell(method) for method, _, _ in lines],
+            [Cell(str(row.get("steps", ""))) for _, row, _ in lines],
+            [Cell(str(row.get("n", ""))) for _, row, _ in lines],
+        ]
+        for key, (heading, decimals) in FIGURES.items():
+            values = [row.get(key) for _, row, _ in lines]
+            if any(value is not None for value in values):
+                heads.append(heading)
+                cells = ranked(values, decimals, BETTER.get(key))
+                if key == "psnr":
+                    cells = [
+                        with_interval(c, row.get("psnr_ci"))
+                        for c, (_, row, _) in zip(cells, lines, strict=True)
+                    ]
+                columns.append(cells)
+            if theirs and key in PAPER:
+                heads.append(f"paper: {heading}")
+                published = [figures.get(PAPER[key]) for _, _, figures in lines]
+                columns.append(ranked(published, decimals, BETTER[key]))
+        tables.append(
+            Table(f"{task}, σ = {sigma:g}", heads, [list(row) for row in zip(*columns, strict=True)])
+        )
     return tables
+
+
+def with_interval(cell: Cell, half: float | None) -> Cell:
+    return cell if half is None else Cell(f"{cell.text} ± {half:.2f}", cell.place)
 
 
 def ranked(values: Sequence[float | None], decimals: int, higher: bool | None) -> list[Cell]:
@@ -149,20 +149,24 @@ def ranked(values: Sequence[float | None], decimals: int, higher: bool | None) -
     return [Cell(text, places.get(text, 0)) for text in texts]
 
 
-def paired_table(paired: list[Row]) -> list[Table]:
-    """Each case minus the best one, image by image."""
-    if not paired:
-        return []
+def paired_table(paired: list[Row], summary: list[Row]) -> list[Table]:
+    """Each case minus the best one of its setting, image by image."""
+    found = {(*(row[k] for k in KEY), row["metric"]): row for row in paired}
+    metrics = [
+        metric
+        for metric in ("psnr", "ssim", "lpips", "lpips_vgg")
+        if any(r["metric"] == metric for r in paired)
+    ]
     cells = []
-    for row in paired:
-        interval = "" if row["ci"] is None else f" ± {row['ci']:.3f}"
-        case = case_name(tuple(row[k] for k in KEY))
-        setting = f"{row['task']}, σ = {row['sigma']:g}"
-        difference = f"{row['difference']:+.3f}{interval}"
-        texts = [setting, FIGURES[row["metric"]][0], case, row["best"], difference, str(row["n"])]
-        cells.append([Cell(text) for text in texts])
-    heads = ["setting", "metric", "method", "best", "difference (95 %)", "n"]
-    return [Table("Paired differences to the best", heads, cells)]
+    for row in summary if paired else []:
+        line = [f"{row['task']}, σ = {row['sigma']:g}", method_name(row, summary), str(row["steps"])]
+        for metric in metrics:
+            pair = found.get((*(row[k] for k in KEY), metric))
+            interval = "" if pair is None or pair["ci"] is None else f" ± {pair['ci']:.3f}"
+            line.append("best" if pair is None else f"{pair['difference']:+.3f}{interval}")
+        cells.append([Cell(text, int(text == "best")) for text in line])
+    heads = ["setting", "method", "steps", *(FIGURES[metric][0] for metric in metrics)]
+    return [Table("Paired differences to the best, image by image", heads, cells)] if cells else []
 
 
 def markdown(page: Page, tables: Sequence[Table], protocol: dict[str, Any]) -> str:
@@ -246,29 +250,34 @@ def quality_plots(summary: list[Row]) -> list[Plot]:
 
 
 def scatter(summary: list[Row], settings: list[tuple[str, float]], axis: str) -> bytes:
-    figure, panels = new_figure(2, len(settings))
+    """PSNR above LPIPS, side by side where there is one setting; what takes no network is a dashed line."""
+    alone = len(settings) == 1
+    figure, panels = new_figure(1, 2) if alone else new_figure(2, len(settings))
     methods = list(dict.fromkeys(method_name(r, summary) for r in summary))
     for column, (task, sigma) in enumerate(settings):
         for line, metric in enumerate(("psnr", "lpips")):
-            panel = panels[line][column]
+            panel = panels[0][line] if alone else panels[line][column]
             for number, method in enumerate(methods):
                 points = sorted(
-                    (row[axis], row[metric])
+                    (row[axis], row[metric], row["nfe"])
                     for row in summary
                     if (row["task"], row["sigma"]) == (task, sigma) and method_name(row, summary) == method
                 )
-                if points:
-                    xs, ys = zip(*points, strict=True)
-                    style = {"color": f"C{number % 10}", "marker": "osD^vP*Xhd"[number // 10 % 10]}
-                    panel.plot([max(x, 1e-4) for x in xs], ys, label=method, linewidth=1, **style)
-            panel.set_xscale("symlog" if axis == "nfe" else "log")
-            if axis == "nfe":
-                panel.set_xlim(left=0)
+                color = f"C{number % 10}"
+                if points and points[0][2] == 0:
+                    panel.axhline(points[0][1], color=color, linestyle="--", linewidth=1, label=method)
+                elif points:
+                    xs, ys, _ = zip(*points, strict=True)
+                    marker = "osD^vP*Xhd"[number // 10 % 10]
+                    panel.plot(xs, ys, label=method, linewidth=1, color=color, marker=marker)
+            panel.set_xscale("log")
             panel.set_ylabel(FIGURES[metric][0])
-            panel.set_title(f"{task}, σ = {sigma:g}")
-        panels[1][column].set_xlabel("seconds per image" if axis == "seconds" else "network evaluations")
+            panel.set_title(f"{task}, σ = {sigma:g}", fontsize=10)
+            panel.set_xlabel("seconds per image" if axis == "seconds" else "network evaluations")
     handles = {text: h for p in panels.flat for h, text in zip(*p.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 6))
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 6), fontsize=8
+    )
     return png_of(figure)
 
 
