@@ -207,8 +207,9 @@ def test_tile_borders_cannot_be_seen(pipe: RestorationPipeline, kind: str, task:
 
 
 def test_out_of_memory_halves_the_tile_and_says_so(
-    pipe: RestorationPipeline, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    pipe = RestorationPipeline.from_pretrained(tiny_model)
     predict = pipe.prior.predict
 
     def small_memory(x: Tensor, t: Any) -> Any:
@@ -224,6 +225,9 @@ def test_out_of_memory_halves_the_tile_and_says_so(
     assert "going on with 1 at once" in caplog.text and "tiles of 64 pixels" in caplog.text
     for a, b in zip(result.pictures, expected, strict=True):
         assert torch.allclose(a.tensor, b.tensor, atol=1e-4)
+    caplog.clear()
+    pipe(y[0], "denoise")
+    assert not caplog.text  # it is remembered
 
     monkeypatch.setattr(pipe.prior, "predict", lambda x, t: torch.empty(2**60))
     with pytest.raises(UserError, match="not enough memory"):

@@ -88,9 +88,7 @@ class RestorationPipeline:
         self.device = torch.device("cpu")
         self.batch = 1  # pictures or tiles at once; the fast path chooses by the card's memory
         self.accelerated = False
-        self._parts: dict[
-            tuple[str, str], dict[str, Any]
-        ] = {}  # what solvers have loaded, by solver and task
+        self._parts: dict[tuple[str, str], dict[str, Any]] = {}  # of solvers, by their name and the task's
 
     @staticmethod
     def from_pretrained(
@@ -275,6 +273,7 @@ class _Run:
                 torch.cuda.empty_cache()
             if self.batch > 1:
                 self.batch //= 2
+                self.pipe.batch = min(self.pipe.batch, self.batch)  # the next picture need not find out again
                 logger.warning("out of memory: going on with %d at once", self.batch)
                 parts = [jobs[i : i + self.batch] for i in range(0, len(jobs), self.batch)]
                 return [picture for part in parts for picture in self.group(part, progress)]
@@ -286,6 +285,7 @@ class _Run:
                     f"there is not enough memory on {self.pipe.device} even for tiles of {SMALLEST_TILE} pixels; "
                     "use another device (--device cpu) or a smaller model"
                 )
+            self.pipe.tile = min(self.pipe.tile, self.tile)
             logger.warning("out of memory: going on with tiles of %d pixels", self.tile)
 
     def solve(self, jobs: Sequence[_Job], progress: Callable[[float], None] | None) -> Tensor:
@@ -373,13 +373,9 @@ class _Operators:
         if task_family(task) == "inpaint":
             mask = self.mask if self.mask is not None else picture.mask
             if mask is None:
-                where = (
-                    f"{picture.path} has no transparency"
-                    if picture.path
-                    else "the picture has no transparency"
-                )
                 raise UserError(
-                    f"{where} and no mask was given; name one with --mask (white is known, black a hole)"
+                    f"{picture.path or 'the picture'} has no transparency and no mask was given; "
+                    "name one with --mask (white is known, black a hole)"
                 )
             return task_operator(task, picture.size, mask=mask), task
         if task not in self.made:
