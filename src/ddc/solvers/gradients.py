@@ -12,7 +12,7 @@ from ddc.priors import Denoiser, Prediction
 
 def prepare(prior: Denoiser, checkpointing: bool) -> None:
     """Have the prior's network keep its blocks' activations for the way back, or compute them again there:
-    about a third more time for a fraction of the memory."""
+    about a third more time for less memory."""
     if isinstance(prior, nn.Module):
         set_checkpointing(prior, checkpointing)
 
