@@ -203,7 +203,7 @@ def set_checkpointing(network: nn.Module, on: bool) -> None:
 
 def unet_size_multiple(unet: nn.Module) -> int:
     if hasattr(unet, "size_multiple"):
-        return int(unet.size_multiple)
+        return int(unet.size_multiple)  # type: ignore[arg-type]
     return 2 ** (len(unet.config["block_out_channels"]) - 1)  # type: ignore[index]
 
 
