@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from PIL import Image, ImageCms, ImageOps
 from skimage import data
@@ -226,6 +227,60 @@ def test_npy_that_cannot_be_used(tmp_path: Path, values: np.ndarray, message: st
     np.save(tmp_path / "y.npy", values, allow_pickle=True)
     with pytest.raises(UserError, match=message):
         Picture.read(tmp_path / "y.npy")
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("planes", ["contig", "separate"])
+def test_16_bit_tiff_of_other_programs(tmp_path: Path, order: str, planes: str) -> None:
+    pixels = ramp(9, 14, 3, 65535)
+    stored = pixels if planes == "contig" else pixels.transpose(2, 0, 1)
+    tifffile.imwrite(tmp_path / "a.tif", stored, photometric="rgb", planarconfig=planes, byteorder=order)
+    assert np.array_equal(Picture.read(tmp_path / "a.tif").pixels, pixels)
+    tifffile.imwrite(tmp_path / "b.tif", pixels[:, :, 0], photometric="minisblack", byteorder=order)
+    grey = Picture.read(tmp_path / "b.tif")
+    assert grey.grey and grey.bits == 16 and np.array_equal(grey.pixels[:, :, 2], pixels[:, :, 0])
+
+
+def test_floating_point_tiff(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).random((6, 7), np.float32)
+    tifffile.imwrite(tmp_path / "a.tif", values, photometric="minisblack")
+    picture = Picture.read(tmp_path / "a.tif")
+    assert picture.bits == 32 and np.array_equal(picture.pixels[:, :, 1], values)
+    values[2, 3] = np.nan
+    tifffile.imwrite(tmp_path / "a.tif", values, photometric="minisblack")
+    with pytest.raises(UserError, match="NaN"):
+        Picture.read(tmp_path / "a.tif")
+
+
+def test_tiff_of_a_kind_that_is_not_taken(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", ramp(6, 7, 4, 65535), photometric="separated")
+    with pytest.raises(UserError, match="not 16-bit grey or RGB"):
+        Picture.read(tmp_path / "a.tif")
+    tifffile.imwrite(tmp_path / "b.tif", np.full((6, 7), 70000, np.int32), photometric="minisblack")
+    with pytest.raises(UserError, match="32-bit whole numbers"):
+        Picture.read(tmp_path / "b.tif")
+
+
+def test_cmyk_with_a_broken_profile(tmp_path: Path) -> None:
+    image = Image.fromarray(data.astronaut()[:20, :20]).convert("CMYK")
+    image.save(tmp_path / "a.jpg", icc_profile=b"no profile", quality=100)
+    picture = Picture.read(tmp_path / "a.jpg")
+    with Image.open(tmp_path / "a.jpg") as stored:
+        assert np.array_equal(picture.pixels, np.asarray(stored.convert("RGB")))
+    assert picture.icc is None
+
+
+def test_transparency_is_dropped_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Picture(ramp(8, 8), np.full((8, 8), 9, np.uint8)).write(tmp_path / "a.jpg")
+    assert "transparency is left out" in caplog.text
+    assert Picture.read(tmp_path / "a.jpg").alpha is None
+
+
+def test_grey_in_a_format_without_grey(tmp_path: Path) -> None:
+    grey = np.broadcast_to(ramp(8, 8, 1), (8, 8, 3))
+    Picture(grey, ramp(8, 8, 1)[:, :, 0], grey=True).write(tmp_path / "a.webp")
+    again = Picture.read(tmp_path / "a.webp")
+    assert np.array_equal(again.pixels, grey) and again.alpha is not None
 
 
 def png_bytes() -> bytes:

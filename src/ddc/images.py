@@ -310,7 +310,7 @@ def _png_16_bit(path: Path, image: Any) -> Pixels | None:
 
 
 def _tiff_16_bit(path: Path, image: Any) -> Pixels | None:
-    """A TIFF with several channels of 16 bits or of floating point, which Pillow does not read as such."""
+    """A TIFF with several channels of 16 bits, of which Pillow reads 8."""
     bits = image.tag_v2.get(258, (1,))
     bits = bits if isinstance(bits, tuple) else (bits,)
     if len(bits) < 2 or max(bits) <= 8:
@@ -323,12 +323,13 @@ def _tiff_16_bit(path: Path, image: Any) -> Pixels | None:
         if page.axes.startswith("S"):  # planes one after another
             pixels = np.moveaxis(pixels, 0, -1)
         photometric = int(page.photometric)
-    if photometric not in (1, 2) or pixels.ndim != 3 or not 2 <= pixels.shape[2] <= 4:
-        raise UserError(f"{path} is a 16-bit TIFF that is neither grey nor RGB; save it as 16-bit RGB")
-    if pixels.dtype.kind == "f":
-        return _checked_floats(path, pixels)
-    if pixels.dtype != np.uint16:
-        raise UserError(f"{path} holds {pixels.dtype} values; expected 8 or 16 bits a channel")
+    if (
+        photometric not in (1, 2)
+        or pixels.dtype != np.uint16
+        or pixels.ndim != 3
+        or not 2 <= pixels.shape[2] <= 4
+    ):
+        raise UserError(f"{path} is a deep TIFF but not 16-bit grey or RGB; save it as 16-bit RGB")
     return pixels
 
 
