@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddc.cli.convert import Convert
+from ddc.cli import main
 from ddc.consistency import DataConsistency
-from ddc.convert import GuidedOptions, Layout, convert, read_layout, unet_config
+from ddc.convert import Layout, convert, read_layout, unet_config
 from ddc.errors import UserError
 from ddc.networks import build_network, load_network, run_unet
 from ddc.priors import Prior
@@ -435,11 +435,11 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_written(tmp_path: Pa
         convert(save(reference(), tmp_path / "good.pt"), tmp_path / "full")
 
 
-def test_the_command_has_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fields = {name: field.default for name, field in GuidedOptions.__dataclass_fields__.items()}
-    command = {name: field.default for name, field in Convert.__dataclass_fields__.items()}
-    assert fields.items() <= command.items()
-    net = reference()
-    assert Convert(save(net, tmp_path / "model.pt"), tmp_path / "out", head_channels=16).run() == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "out")
-    assert difference(net, Prior.from_pretrained(tmp_path / "out")) <= 1e-4
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net = reference(new_order=True)
+    checkpoint, out = save(net, tmp_path / "model.pt"), tmp_path / "out"
+    assert main(["convert", str(checkpoint), str(out), "--head-channels", "16", "--new-attention-order"]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    assert difference(net, Prior.from_pretrained(out)) <= 1e-4
+    assert main(["convert", str(checkpoint), str(out)]) == 2
+    assert "already exists" in capsys.readouterr().err

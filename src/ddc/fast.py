@@ -2,8 +2,8 @@
 
 On CUDA: half precision where it agrees with float32, channels last, torch.compile with a cache on disk, CUDA
 graphs for small batches, and a batch chosen for the card's memory. On the CPU: float32, channels last, 3×3
-convolutions by Winograd's way, and the time's scale and shift folded into the normalisation. What comes back is called
-as before (`Prior.predict`, `DataConsistency`).
+convolutions by Winograd's way, and the time's scale and shift folded into the normalisation. What comes back
+is called as before (`Prior.predict`, `DataConsistency`).
 """
 
 import copy
@@ -75,14 +75,14 @@ def accelerate_models(
             raise UserError(f"the fast path compiles for CUDA devices, not for {device.type}; leave that out")
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads())
-        return FastModels(*_rewrap(prior, network, CpuUNet), torch.float32, batch or 1, False)
+        return FastModels(*rewrap(prior, network, CpuUNet), torch.float32, batch or 1, False)
     if device.type != "cuda":
         moved = copy.deepcopy(network).to(device) if network is not None else None
         return FastModels(copy.deepcopy(prior).to(device), moved, torch.float32, batch or 1, False)
 
     torch.backends.cudnn.benchmark = True
     chosen = choose_dtype(prior, network, device, size) if dtype == "auto" else getattr(torch, dtype)
-    fast = _rewrap(prior, network, partial(CudaUNet, device=device, dtype=chosen, size=size))
+    fast = rewrap(prior, network, partial(CudaUNet, device=device, dtype=chosen, size=size))
     batch = batch or choose_batch(*fast, device, size)
     if compile is None:
         compile = can_compile()
@@ -104,8 +104,9 @@ class CpuUNet(nn.Module):
         super().__init__()
         self.config = unet.config
         self.size_multiple = unet_size_multiple(unet)
-        module = copy.deepcopy(unet).cpu().float().eval().requires_grad_(False)
-        self.module = _channels_last(_replaced(module))
+        # the parameters are shared with the network given: Winograd's kernels take memory enough
+        shared = {id(p): p for p in unet.parameters() if (p.device.type, p.dtype) == ("cpu", torch.float32)}
+        self.module = _replaced(copy.deepcopy(unet, shared).cpu().float()).eval()
 
     def forward(self, x: Tensor, times: Tensor) -> Tensor:
         return run_unet(self.module, x.contiguous(memory_format=torch.channels_last), times)
@@ -218,11 +219,11 @@ def choose_dtype(
     """The fastest precision whose pictures agree with float32's: float16, else bfloat16, else float32."""
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
         truth = probe(
-            *_rewrap(prior, network, lambda u: CudaUNet(u, device, torch.float32, size)), device, size
+            *rewrap(prior, network, lambda u: CudaUNet(u, device, torch.float32, size)), device, size
         )
     for dtype, wanted in AGREEMENT.items():
         make = partial(CudaUNet, device=device, dtype=dtype, size=size)
-        picture = probe(*_rewrap(prior, network, make), device, size)
+        picture = probe(*rewrap(prior, network, make), device, size)
         reached = agreement(picture, truth)
         if reached >= wanted:
             logger.info("%s agrees with float32 to %.1f dB", dtype, reached)
@@ -297,7 +298,7 @@ def keep_compile_cache() -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "ddc" / "compiled"))
 
 
-def _rewrap(
+def rewrap(
     prior: Prior, network: DataConsistency | None, wrap: Callable[[nn.Module], nn.Module]
 ) -> tuple[Prior, DataConsistency | None]:
     """The prior and the network around other U-Nets."""
