@@ -227,8 +227,10 @@ class Models:
     def _once(self, key: tuple[str, ...], load: Callable[[], Any]) -> Any:
         if key not in self._loaded:
             loaded = load()
+            # channels last is what the GPU's half-precision convolutions want
+            layout = torch.channels_last if self.device.startswith("cuda") else torch.preserve_format
             for part in loaded.values() if isinstance(loaded, dict) else [loaded]:
-                part.to(self.device)
+                part.to(self.device, memory_format=layout)
             self._loaded[key] = loaded
         return self._loaded[key]
 

@@ -431,6 +431,9 @@ def curves(
             panel.plot(list(marks), [m[theirs] for m in marks.values()], "kx", label="paper")
         if log:
             panel.set_xscale("log")
+            ticks = sorted({axis(row) for row in summary})
+            panel.set_xticks(ticks, [str(tick) for tick in ticks])
+            panel.minorticks_off()
         panel.set_xlabel(label)
         panel.set_title(FIGURES[metric][0])
         if panel.get_legend_handles_labels()[1]:

@@ -131,7 +131,7 @@ class Metrics:
         }
         a, b = to_internal(a.to(self.device)), to_internal(b.to(self.device))
         deep = None
-        with torch.backends.cudnn.flags(allow_tf32=False):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             values["lpips"] = self.alex(a, b)
             if self.vgg is not None:
                 deep = self.vgg.deep_features(a)
@@ -143,7 +143,7 @@ class Metrics:
         """What the distances between sets need of each image: (B, d) for each extractor."""
         x = x.to(self.device).float()
         out = {}
-        with torch.backends.cudnn.flags(allow_tf32=False):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             if self.vgg is not None:
                 deep = deep or self.vgg.deep_features(to_internal(x))
                 out["fd_vgg16"] = deep[-1].mean((2, 3)).cpu().numpy()

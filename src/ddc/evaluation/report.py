@@ -101,6 +101,8 @@ def result_tables(summary: list[Row], page: Page) -> list[Table]:
     """One table for each task and noise: ours, and the paper's figures beside them where it has some."""
     tables = []
     settings = dict.fromkeys([*((r["task"], r["sigma"]) for r in summary), *page.paper])
+    if len(settings) > 2 and len(settings) > len(summary) / 3 and not page.paper:
+        return [sweep_table(summary)]
     name = page.method or (lambda row: str(row["solver"]))
     for task, sigma in settings:
         ours = [row for row in summary if (row["task"], row["sigma"]) == (task, sigma)]
@@ -133,6 +135,27 @@ def result_tables(summary: list[Row], page: Page) -> list[Table]:
             Table(f"{task}, σ = {sigma:g}", heads, [list(row) for row in zip(*columns, strict=True)])
         )
     return tables
+
+
+def sweep_table(summary: list[Row]) -> Table:
+    """Many settings of few methods, in one table; there is no best across settings."""
+    heads = ["method", "task", "σ", "steps", "n"]
+    keys = [key for key in FIGURES if any(row.get(key) is not None for row in summary)]
+    cells = []
+    for row in summary:
+        texts = [
+            method_name(row, summary),
+            row["task"],
+            f"{row['sigma']:g}",
+            str(row["steps"]),
+            str(row["n"]),
+        ]
+        figures = [ranked([row.get(key)], FIGURES[key][1], None)[0] for key in keys]
+        figures = [
+            with_interval(c, row["psnr_ci"]) if k == "psnr" else c for k, c in zip(keys, figures, strict=True)
+        ]
+        cells.append([*(Cell(text) for text in texts), *figures])
+    return Table("All settings", [*heads, *(FIGURES[key][0] for key in keys)], cells)
 
 
 def with_interval(cell: Cell, half: float | None) -> Cell:
