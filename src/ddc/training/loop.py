@@ -129,7 +129,7 @@ def train(
     )
     average = Average(module, settings.ema)
     progress = Progress()
-    _resume(settings, objective, module, optimiser, average, draws, progress, device, say)
+    _resume(settings, objective, module, optimiser, average, draws, progress, device, bool(fused), say)
 
     if settings.compile:
         _load_compile_cache(settings, say)
@@ -294,6 +294,7 @@ def _resume(
     draws: Draws,
     progress: Progress,
     device: torch.device,
+    fused: bool,
     say: Callable[[str], None],
 ) -> None:
     path = latest_checkpoint(settings.out / "checkpoints") if settings.resume else None
@@ -317,7 +318,11 @@ def _resume(
         moments.setdefault(int(index), {})[name] = value
     for i, parameter in enumerate(module.parameters()):
         if i in moments:
-            optimiser.state[parameter] = {k: v.to(device) if v.dim() else v for k, v in moments[i].items()}
+            # moments must lie in memory as their parameter does; a fused optimiser counts steps on the device
+            optimiser.state[parameter] = {
+                k: torch.empty_like(parameter).copy_(v) if v.dim() else v.to(parameter.device if fused else "cpu")
+                for k, v in moments[i].items()
+            }
     progress.step, progress.seconds = record["step"], record["seconds"]
     draws.position = record["position"]
     objective.restore({k: v.to(device) for k, v in tensors.get("objective", {}).items()}, draws)
