@@ -412,3 +412,31 @@ def test_ctrl_c_leaves_no_half_written_picture(tiny_model: Path, tmp_path: Path)
     written = files_below(tmp_path / "out")
     assert 1 <= len(written) < 40 and all(name.endswith(".png") and name[0] != "." for name in written)
     assert all(Picture.read(tmp_path / "out" / name).size == (64, 64) for name in written)
+
+
+MEMORY = """
+import resource, sys
+from ddc.cli import main
+
+def peak(name):
+    options = ["--task", "denoise", "--solver", "pinv", "--model", sys.argv[1], "--device", "cpu"]
+    assert main(["restore", f"{name}.png", "-o", "out", *options]) == 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+small, large = peak("small"), peak("large")
+print((large - small) / (1800 * 1400), file=sys.stderr)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs the resource module")
+def test_host_memory_is_at_most_30_bytes_a_pixel(tiny_model: Path, tmp_path: Path) -> None:
+    large = np.tile(data.astronaut(), (4, 3, 1))[:1800, :1400]
+    Picture(large).write(tmp_path / "large.png")
+    Picture(large[:300, :300]).write(
+        tmp_path / "small.png"
+    )  # tiles as well, so what they take is not counted
+    command = [sys.executable, "-c", MEMORY, str(tiny_model)]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert float(answer.stderr) < 30
+    again = Picture.read(tmp_path / "out" / "large.png")
+    assert np.abs(again.pixels.astype(int) - large).max() <= 1
