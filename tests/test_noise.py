@@ -97,3 +97,12 @@ def test_derived_seeds() -> None:
     seeds = {derive_seed(seed, name) for seed in range(20) for name in ("a.png", "b.png", 0, 1)}
     assert len(seeds) == 80
     assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_uniform_and_normal_fields_of_one_seed_are_independent() -> None:
+    """A mask and the noise on it may come from one seed: the noise on the observed pixels must be whole."""
+    u = Noise([3]).uniform((1, 3, 256, 256))
+    z = Noise([3]).normal((1, 3, 256, 256))
+    for kept in (u > 0.92, u < 0.08):
+        assert abs(float(z[kept].std()) - 1) < 0.03
+        assert abs(float(z[kept].mean())) < 0.03

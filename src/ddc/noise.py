@@ -60,15 +60,18 @@ class Noise:
 
     def normal(self, shape: Sequence[int]) -> Tensor:
         """The next field, of shape (B, C, H, W) with B = len(seeds)."""
-        u1, u2 = self._uniform_pair(shape)
+        h1, h2 = self._hashes(shape)
+        u1, u2 = _open_unit(h1), _open_unit(h2)
         z = torch.sqrt(-2.0 * torch.log(u1)) * torch.cos(2.0 * math.pi * u2)
         return z.to(self.dtype)
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """The next field of uniform numbers in (0, 1)."""
-        return self._uniform_pair(shape)[0].to(self.dtype)
+        """The next field of uniform numbers in (0, 1), independent of the normal one with the same address."""
+        _, h2 = self._hashes(shape)
+        return _open_unit(_mix(h2 ^ 0x2545F491)).to(self.dtype)
 
-    def _uniform_pair(self, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _hashes(self, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Two 32-bit hashes of every address."""
         batch, channels, height, width = shape
         if batch != len(self.seeds):
             raise ValueError(f"noise for {batch} images was asked of a source with {len(self.seeds)} seeds")
@@ -86,5 +89,9 @@ class Noise:
         plane_key = _mix(key ^ _mix(planes + 0x51ED27))
         h1 = _mix(_mix(address ^ plane_key) + plane_key & _MASK)
         h2 = _mix(h1 ^ 0x6C62272E ^ _mix(plane_key + 1 & _MASK))
-        # 24 bits each, never 0: |z| stays below 5.9
-        return ((h1 >> 8).float() + 0.5) / 2**24, ((h2 >> 8).float() + 0.5) / 2**24
+        return h1, h2
+
+
+def _open_unit(h: Tensor) -> Tensor:
+    """32 bits → (0, 1), by 24 of them; never 0, so |z| stays below 5.9."""
+    return ((h >> 8).float() + 0.5) / 2**24
