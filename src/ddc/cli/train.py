@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Union
+
+import tyro
 
 from ddc.training.settings import LoopSettings
 
@@ -127,3 +129,9 @@ class TrainDDC(LoopSettings):
         )
         train(objective, self)
         return 0
+
+
+Train = Union[  # noqa: UP007 (tyro reads the annotations of each member)
+    Annotated[TrainPrior, tyro.conf.subcommand("prior")],
+    Annotated[TrainDDC, tyro.conf.subcommand("ddc")],
+]

@@ -320,7 +320,9 @@ def _resume(
         if i in moments:
             # moments must lie in memory as their parameter does; a fused optimiser counts steps on the device
             optimiser.state[parameter] = {
-                k: torch.empty_like(parameter).copy_(v) if v.dim() else v.to(parameter.device if fused else "cpu")
+                k: torch.empty_like(parameter).copy_(v)
+                if v.dim()
+                else v.to(parameter.device if fused else "cpu")
                 for k, v in moments[i].items()
             }
     progress.step, progress.seconds = record["step"], record["seconds"]
