@@ -16,25 +16,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 # the transforms for the interpolation points 0, ±1, ±2, ∞
-_INPUT = torch.tensor(
+INPUT = torch.tensor(
     [
-        [4, 0, -5, 0, 1, 0],
-        [0, -4, -4, 1, 1, 0],
-        [0, 4, -4, -1, 1, 0],
-        [0, -2, -1, 2, 1, 0],
-        [0, 2, -1, -2, 1, 0],
-        [0, 4, 0, -5, 0, 1],
-    ],
-    dtype=torch.float64,
+        [4.0, 0.0, -5.0, 0.0, 1.0, 0.0],
+        [0.0, -4.0, -4.0, 1.0, 1.0, 0.0],
+        [0.0, 4.0, -4.0, -1.0, 1.0, 0.0],
+        [0.0, -2.0, -1.0, 2.0, 1.0, 0.0],
+        [0.0, 2.0, -1.0, -2.0, 1.0, 0.0],
+        [0.0, 4.0, 0.0, -5.0, 0.0, 1.0],
+    ]
 )
-_KERNEL = torch.tensor(
+KERNEL = torch.tensor(
     [[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]], dtype=torch.float64
-) / torch.tensor([24], dtype=torch.float64)
-_OUTPUT = torch.tensor(
-    [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]], dtype=torch.float64
+).div(24)
+OUTPUT = torch.tensor(
+    [
+        [1.0, 1.0, 1.0, 1.0, 1.0, 0.0],
+        [0.0, 1.0, -1.0, 2.0, -2.0, 0.0],
+        [0.0, 1.0, 1.0, 4.0, 4.0, 0.0],
+        [0.0, 1.0, -1.0, 8.0, -8.0, 1.0],
+    ]
 )
-INPUT_TRANSFORM = torch.kron(_INPUT, _INPUT).float()  # (36, 36)
-OUTPUT_TRANSFORM = torch.kron(_OUTPUT, _OUTPUT).float()  # (16, 36)
 
 MIN_TILES = 16  # with fewer 4×4 patches, reading the transformed kernel costs more than it saves
 STRIP_TILES = 128  # patches worked on at once: their transforms stay in the cache
@@ -72,7 +74,7 @@ class WinogradConv2d(nn.Module):
 def transform_kernel(weight: Tensor) -> Tensor:
     """(out, in, 3, 3) → (36, in, out)."""
     with torch.inference_mode(False), torch.no_grad():
-        kernel = torch.einsum("ai,bj,ocij->abco", _KERNEL, _KERNEL, weight.double())
+        kernel = torch.einsum("ai,bj,ocij->abco", KERNEL, KERNEL, weight.double())
         return kernel.reshape(36, weight.shape[1], weight.shape[0]).float().contiguous()
 
 
@@ -96,12 +98,16 @@ def winograd(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
             (per_row, per_col, per_image, 4 * per_row, 4 * per_col, 1),
             padded.storage_offset() + top * 4 * per_row,
         )
-        gathered = _buffer("a", 6, 6, batch, n, cols, channels).copy_(windows).view(36, -1)
-        transformed = torch.mm(INPUT_TRANSFORM, gathered, out=_buffer("b", 36, tiles * channels))
-        product = torch.bmm(
-            transformed.view(36, tiles, channels), kernel, out=_buffer("a", 36, tiles, outputs)
-        )
-        patches = torch.mm(OUTPUT_TRANSFORM, product.view(36, -1), out=_buffer("c", 16, tiles * outputs))
+        # each transform is done along the rows of the windows, then along their columns
+        gathered = _buffer("a", 6, 6, batch, n, cols, channels).copy_(windows)
+        half = torch.mm(INPUT, gathered.view(6, -1), out=_buffer("b", 6, 6 * tiles * channels))
+        half = half.view(6, 6, -1)
+        transformed = torch.bmm(INPUT.expand(6, 6, 6), half, out=_buffer("a", 6, 6, tiles * channels))
+        transformed = transformed.view(36, tiles, channels)
+        product = torch.bmm(transformed, kernel, out=_buffer("b", 36, tiles, outputs))
+        half = torch.mm(OUTPUT, product.view(6, -1), out=_buffer("a", 4, 6 * tiles * outputs))
+        half = half.view(4, 6, -1)
+        patches = torch.bmm(OUTPUT.expand(4, 4, 6), half, out=_buffer("c", 4, 4, tiles * outputs))
         result[:, top : top + n].copy_(patches.view(4, 4, batch, n, cols, outputs).permute(2, 3, 0, 4, 1, 5))
 
     threads = torch.get_num_threads()
