@@ -8,6 +8,7 @@ and a GPU draws what a CPU draws (up to the last bits of log and cos).
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,14 @@ def derive_seed(seed: int, name: str | int) -> int:
     """A seed for one image, from the seed people give and the image's name or index."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:4], "little")
+
+
+def on_device(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Numbers as a tensor, copied to a GPU without waiting for the work that is queued there."""
+    tensor = torch.tensor(values, dtype=dtype)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _mix_int(x: int) -> int:
@@ -76,7 +85,7 @@ class Noise:
         if batch != len(self.seeds):
             raise ValueError(f"noise for {batch} images was asked of a source with {len(self.seeds)} seeds")
         draw, self.draws = self.draws, self.draws + 1
-        top, left = torch.tensor(self.origin, device=self.device).view(-1, 2, 1, 1, 1).unbind(1)
+        top, left = on_device(self.origin, self.device, torch.int64).view(-1, 2, 1, 1, 1).unbind(1)
         rows = top + torch.arange(height, device=self.device).view(1, 1, height, 1)
         cols = left + torch.arange(width, device=self.device).view(1, 1, 1, width)
         planes = torch.arange(channels, device=self.device).view(1, channels, 1, 1)
@@ -85,7 +94,7 @@ class Noise:
             _mix_int(_mix_int((seed ^ (seed >> 32)) & _MASK) ^ ((draw * 0x9E3779B9) & _MASK))
             for seed in self.seeds
         ]
-        key = torch.tensor(keys, device=self.device, dtype=torch.int64).view(batch, 1, 1, 1)
+        key = on_device(keys, self.device, torch.int64).view(batch, 1, 1, 1)
         plane_key = _mix(key ^ _mix(planes + 0x51ED27))
         h1 = _mix(_mix(address ^ plane_key) + plane_key & _MASK)
         h2 = _mix(h1 ^ 0x6C62272E ^ _mix(plane_key + 1 & _MASK))

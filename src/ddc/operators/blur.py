@@ -49,7 +49,8 @@ class KernelBlur(LinearOperator):
             raise UserError(
                 f"a kernel has the shape {tuple(self.kernel.shape)}; expected (h, w) or (B, 1, h, w)"
             )
-        if self.kernel.numel() == 0 or not bool(self.kernel.isfinite().all()):
+        # a kernel on a GPU was made by the library: looking at it would make the device wait
+        if self.kernel.numel() == 0 or (not self.kernel.is_cuda and not bool(self.kernel.isfinite().all())):
             raise UserError("a blur kernel is empty or holds NaN or infinity; expected finite numbers")
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -97,8 +98,8 @@ def _plan(operator: KernelBlur, size: Size, dtype: torch.dtype, device: torch.de
     with torch.inference_mode(False), torch.no_grad():
         for length, taps in zip(size, operator.kernel.shape[-2:], strict=True):
             # tap a takes pixel i − (a − taps//2), so the picture is needed from taps//2 − (taps − 1) on
-            index = torch.arange(length + taps - 1) + taps // 2 - (taps - 1)
-            sides.append(reflect(index, length).to(device))
+            index = torch.arange(length + taps - 1, device=device) + taps // 2 - (taps - 1)
+            sides.append(reflect(index, length))
             fft_sides.append(-(-(length + taps - 1) // 32) * 32)  # a length that FFTs are quick at
         work = torch.promote_types(dtype, torch.float32)  # no FFT in half precision
         spectrum = torch.fft.rfft2(operator.kernel.clone().to(work).to(device), s=fft_sides)

@@ -7,6 +7,7 @@ file has transparency) is observed and black is a hole.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -107,9 +108,15 @@ def fill_holes(y: Tensor, mask: Tensor) -> Tensor:
 def _halve(x: Tensor) -> Tensor:
     """Each pixel of the half size as a sum over 4×4 with weights 1 in the middle; zero outside the picture."""
     channels, height, width = x.shape[1:]
-    line = x.new_tensor([1 / 3, 1, 1, 1 / 3])
-    kernel = torch.outer(line, line).expand(channels, 1, 4, 4)
+    kernel = _halving_kernel(x.dtype, x.device).expand(channels, 1, 4, 4)
     return conv2d(pad(x, (1, 1 + width % 2, 1, 1 + height % 2)), kernel, stride=2, groups=channels)
+
+
+@lru_cache(maxsize=16)
+def _halving_kernel(dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        line = torch.tensor([1 / 3, 1, 1, 1 / 3], dtype=dtype, device=device)
+        return torch.outer(line, line)
 
 
 def random_mask(
@@ -157,7 +164,7 @@ def stroke_mask(size: Size, seed: int | Sequence[int], strokes: int = 8) -> Tens
             draw.line(points, fill=0, width=max(round(2 * radius), 1), joint="curve")
             for x, y in (points[0], points[-1]):
                 draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=0)
-        flat = torch.tensor(list(picture.tobytes()), dtype=torch.float32)
+        flat = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
         masks.append((flat > 127).float().view(1, height, width))
     return torch.stack(masks)
 

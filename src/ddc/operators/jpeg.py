@@ -41,11 +41,13 @@ CHROMA = """
 class JPEG(Operator):
     """Compression at a quality of 1 to 100. y is the decompressed picture, of 8-bit levels."""
 
-    quality: int = 10
+    quality: int | Tensor = 10  # a tensor holds one value for each image, and is trusted
 
     align = 16  # two 8×8 blocks: those of the halved chroma
 
     def __post_init__(self) -> None:
+        if isinstance(self.quality, Tensor):
+            return
         if type(self.quality) is not int or not 1 <= self.quality <= 100:
             raise UserError(f"the JPEG quality is {self.quality!r}; expected a whole number from 1 to 100")
 
@@ -93,15 +95,17 @@ def halve(chroma: Tensor) -> Tensor:
     return _floor((total + bias) / 4)
 
 
-def compress(plane: Tensor, table: str, quality: int) -> Tensor:
+def compress(plane: Tensor, table: str, quality: int | Tensor) -> Tensor:
     """8×8 DCT, quantisation and back, for any size of plane: what a decoder sees, in 8-bit levels."""
     height, width = plane.shape[-2:]
     plane = pad(plane, (0, -width % 8, 0, -height % 8), mode="replicate")
     batch, channels, rows, columns = plane.shape
     # double, where there is one: whole numbers stay whole, whatever a GPU does to products of floats
     work = plane.dtype if plane.device.type == "mps" else torch.float64
-    dct = _dct().to(work).to(plane.device)
-    steps = quantisation(table, quality).to(work).to(plane.device)
+    dct, tables = _constants(table, work, plane.device)
+    steps = tables[quality]
+    if isinstance(quality, Tensor):
+        steps = steps.view(-1, 1, 1, 1, 8, 8)
     blocks = plane.reshape(batch, channels, rows // 8, 8, columns // 8, 8).transpose(3, 4).to(work) - 128
     # libjpeg's integer DCT: quarters between its two passes, and eighths of a coefficient at the end
     eighths = _round(dct @ (_round(4 * (blocks @ dct.mT)) / 4))
@@ -133,6 +137,14 @@ def quantisation(table: str, quality: int) -> Tensor:
     with torch.inference_mode(False):
         base = torch.tensor([int(number) for number in table.split()])
         return ((base * scale + 50) // 100).clamp(1, 255).view(8, 8).double()
+
+
+@lru_cache(maxsize=16)
+def _constants(table: str, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The DCT, and the steps of every quality (101, 8, 8), kept on the device: copying makes it wait."""
+    with torch.inference_mode(False):
+        steps = torch.stack([quantisation(table, max(quality, 1)) for quality in range(101)])
+        return _dct().to(dtype).to(device), steps.to(dtype).to(device)
 
 
 @lru_cache(maxsize=1)
