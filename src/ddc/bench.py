@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
 from ddc.fast import FastModels, accelerate_models, agreement, probe, rewrap
-from ddc.networks import build_network, run_unet, unet_size_multiple
+from ddc.networks import build_network, network_config, run_unet, unet_size_multiple
 from ddc.noise import Noise
 from ddc.pipeline import RestorationPipeline, is_out_of_memory, pick_device
 from ddc.presets import NETWORKS, PRIORS
@@ -184,7 +184,7 @@ class Bench:
         for name, model in (("prior", self.prior), ("network", self.network)):
             channels = int(model.unet.config["in_channels"])  # type: ignore[index]
             with FlopCounterMode(display=False) as counter, torch.device("meta"):
-                blank = copy.deepcopy(model.unet).to("meta")
+                blank = build_network(network_config(model.unet))
                 run_unet(blank, torch.zeros(1, channels, self.settings.size, self.settings.size), 0)
             rows[name] = {
                 "million_parameters": sum(p.numel() for p in model.parameters()) / 1e6,
@@ -237,7 +237,8 @@ class Bench:
     def agreement(self, fast: FastModels) -> float:
         """PSNR between the pictures of the fast path and of float32."""
         exact = rewrap(self.prior, self.network, lambda u: EagerUNet(u, self.device, torch.float32))
-        truth = probe(*exact, self.device, self.settings.size)
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            truth = probe(*exact, self.device, self.settings.size)
         return agreement(probe(fast.prior, fast.network, self.device, self.settings.size), truth)
 
     def throughput(

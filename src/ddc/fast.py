@@ -33,7 +33,7 @@ logger = logging.getLogger("ddc")
 
 DType = Literal["auto", "float16", "bfloat16", "float32"]
 AGREEMENT = {torch.float16: 50.0, torch.bfloat16: 40.0}  # dB against float32 that a precision must reach
-LARGEST_BATCH = 32  # beyond it the chip is busy and only memory grows
+LARGEST_BATCH = 16  # beyond it the chip is busy and little but memory grows
 CUDA_GRAPH_BATCH = 4  # up to here launching kernels costs more than running them
 
 
@@ -89,7 +89,7 @@ def accelerate_models(
         if not compile:
             logger.warning("Triton or a C compiler is missing: the fast path runs without torch.compile")
     if compile:
-        keep_compile_cache()
+        prepare_compiler()
         for part in fast:
             if part is not None and isinstance(part.unet, CudaUNet):
                 part.unet.sizes = tuple(sorted({1, batch}))
@@ -174,9 +174,12 @@ class CudaUNet(nn.Module):
         times = times.expand(len(x))
         parts = []
         for start, stop, size in chunks(len(x), self.sizes):
-            index = torch.arange(start, start + size, device=x.device).clamp(max=stop - 1)
-            part = x[index].contiguous(memory_format=torch.channels_last)
-            parts.append(self._call(size)(part, times[index])[: stop - start])
+            part, at = x[start:stop], times[start:stop]
+            if stop - start < size:
+                index = torch.arange(size, device=x.device).clamp(max=stop - start - 1)
+                part, at = part[index], at[index]
+            part = part.contiguous(memory_format=torch.channels_last)
+            parts.append(self._call(size)(part, at.contiguous())[: stop - start])
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _call(self, size: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -186,6 +189,7 @@ class CudaUNet(nn.Module):
                 mode = "max-autotune" if graphs else "max-autotune-no-cudagraphs"
             else:
                 mode = "reduce-overhead" if graphs else "default"
+            logger.warning("compiling for batches of %d: minutes the first time, seconds afterwards", size)
             compiled = torch.compile(partial(run_unet, self.module), mode=mode, dynamic=False)
 
             def call(x: Tensor, times: Tensor) -> Tensor:
@@ -201,13 +205,13 @@ class CudaUNet(nn.Module):
 def chunks(n: int, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Cut n images into (start, stop, size) of compiled sizes.
 
-    A rest that fills a quarter of the largest size is padded to it; a smaller one runs in the smallest.
+    A rest that fills half of the largest size is padded to it, which costs less than one at a time.
     """
     small, large = min(sizes), max(sizes)
     start = 0
     while start < n:
         left = n - start
-        size = large if left >= large or (4 * left >= large and left > small) else small
+        size = large if left >= large or (2 * left >= large and left > small) else small
         stop = min(n, start + size)
         yield start, stop, size
         start = stop
@@ -217,7 +221,7 @@ def choose_dtype(
     prior: Prior, network: DataConsistency | None, device: torch.device, size: int = 256
 ) -> torch.dtype:
     """The fastest precision whose pictures agree with float32's: float16, else bfloat16, else float32."""
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         truth = probe(
             *rewrap(prior, network, lambda u: CudaUNet(u, device, torch.float32, size)), device, size
         )
@@ -292,10 +296,13 @@ def can_compile() -> bool:
     return has_triton() and any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))
 
 
-def keep_compile_cache() -> None:
-    """Let compiled code outlive the process, in the user's cache instead of the temporary folder."""
+def prepare_compiler() -> None:
+    """Let compiled code outlive the process, in the user's cache, and let both networks have several sizes."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "ddc" / "compiled"))
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
 
 
 def rewrap(
