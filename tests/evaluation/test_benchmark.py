@@ -168,10 +168,10 @@ def test_what_cannot_run_is_said_and_the_rest_is_measured(
     tiny_model: Path, pictures: Path, tmp_path: Path
 ) -> None:
     models = Models({"tiny": tiny_model})
-    cases = make_cases(models, ["jpeg10"], [0], ["ddnm", "cddb", "pinv"])
+    cases = make_cases(models, ["jpeg37"], [0], ["ddnm", "cddb", "pinv"])
     skipped = evaluate(cases, load_images(pictures, SIZE, 1), models, Options(tmp_path))
     assert len(skipped) == 2
-    assert "ddnm needs" in skipped[0] and "ddc train i2sb --task jpeg10" in skipped[1]
+    assert "ddnm needs" in skipped[0] and "ddc train i2sb --task jpeg37" in skipped[1]
     assert {row["solver"] for row in read_rows(tmp_path)[0]} == {"pinv"}
 
 

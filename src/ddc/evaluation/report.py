@@ -293,7 +293,7 @@ def scatter(summary: list[Row], settings: list[tuple[str, float]], axis: str) ->
                     xs, ys, _ = zip(*points, strict=True)
                     marker = "osD^vP*Xhd"[number // 10 % 10]
                     panel.plot(xs, ys, label=method, linewidth=1, color=color, marker=marker)
-            panel.set_xscale("log")
+            log_ticks(panel)
             panel.set_ylabel(FIGURES[metric][0])
             panel.set_title(f"{task}, σ = {sigma:g}", fontsize=10)
             panel.set_xlabel("seconds per image" if axis == "seconds" else "network evaluations")
@@ -302,6 +302,16 @@ def scatter(summary: list[Row], settings: list[tuple[str, float]], axis: str) ->
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 6), fontsize=8
     )
     return png_of(figure)
+
+
+def log_ticks(panel: Any) -> None:
+    """A logarithmic x axis with plain numbers at 1, 2, 5, 10, …"""
+    from matplotlib.ticker import LogLocator
+
+    panel.set_xscale("log")
+    panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+    panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    panel.minorticks_off()
 
 
 def new_figure(lines: int, columns: int) -> tuple[Any, Any]:

@@ -25,12 +25,12 @@ COLUMNS = (
 
 def half_width(values: Iterable[float]) -> float | None:
     """Half of the 95 % confidence interval of the mean, by Student's t; None for a single value."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     sample = np.asarray(list(values), dtype=np.float64)
     if len(sample) < 2:
         return None
-    return float(t.ppf(0.975, len(sample) - 1) * sample.std(ddof=1) / math.sqrt(len(sample)))
+    return float(stdtrit(len(sample) - 1, 0.975) * sample.std(ddof=1) / math.sqrt(len(sample)))
 
 
 def group_rows(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
