@@ -1,0 +1,556 @@
+"""The page itself: what is where, and which function of `service` answers which button.
+
+Gradio is told to call nobody, to run one restoration at a time, and to keep its files in a folder of ours, which
+is swept while the page runs and removed when it ends.
+"""
+
+import contextlib
+import html
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+
+from ddc.errors import UserError
+from ddc.pipeline import RestorationPipeline
+from ddc.solvers import SOLVERS
+from ddc.web import service
+from ddc.web.service import KINDS, Array, Choices, Example, Limits, Service, Upload, Visitors
+
+SHOWN_BY_BROWSERS = {".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp"}
+CSS = """
+.gradio-container { max-width: 1280px !important; margin: 0 auto !important; }
+#kind label { padding: 6px 9px; }
+#facts:empty, #forecast:empty, #summary:empty { display: none; }
+#editor .layer-wrap, #editor .controls-wrap .upload { display: none; }
+footer { display: none !important; }
+"""
+INTRO = """# Restore a picture
+A diffusion model fills in what is missing, and a second network keeps it true to what you give: five steps.
+What it adds is plausible, not certain; several samples show where it is guessing.
+Pictures stay on the computer that runs this page and are deleted after {minutes:g} minutes."""
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder that only this user can read, for everything that Gradio and we write; gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="ddc-web-")).resolve()
+    before = os.environ.get("GRADIO_TEMP_DIR")
+    os.environ["GRADIO_TEMP_DIR"] = str(folder)
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        yield folder
+    finally:
+        if before is None:
+            del os.environ["GRADIO_TEMP_DIR"]
+        else:
+            os.environ["GRADIO_TEMP_DIR"] = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Page:
+    """The handlers of the page's events. Each takes what Gradio gives and returns what it shows."""
+
+    def __init__(self, work: Service) -> None:
+        self.work = work
+        self.visitors = Visitors()
+
+    # ------------------------------------------------------------------------------------------------------
+    # "Restore my photo"
+
+    def uploaded(self, data: Mapping[str, Any] | None) -> tuple[Any, ...]:
+        """A file came: → upload, facts, kind, scale, quality, sigma, editor, picture."""
+        import gradio as gr
+
+        if data is None:
+            return self.cleared()
+        upload = _as_upload(data)
+        with _told_to_visitor():
+            seen = self.work.inspect(upload)
+        choices = seen.suggested
+        shown = gr.skip() if upload.path.suffix.lower() in SHOWN_BY_BROWSERS else seen.preview
+        facts = html.escape(seen.facts, quote=False)
+        return upload, facts, choices.kind, choices.scale, choices.quality, choices.sigma, seen.preview, shown
+
+    def clicked(self, example: Example) -> tuple[Any, ...]:
+        """An example was clicked: the same, and blur."""
+        upload, facts, *_, preview, _ = self.uploaded(
+            {"path": str(example.path), "orig_name": example.path.name}
+        )
+        known = example.choices
+        return (
+            *(upload, facts, known.kind, known.scale, known.quality, known.sigma, preview),
+            *(str(example.path), known.blur),
+        )
+
+    def cleared(self) -> tuple[Any, ...]:
+        import gradio as gr
+
+        return None, "", gr.skip(), gr.skip(), gr.skip(), gr.skip(), None, gr.skip()
+
+    def forecast(self, upload: Upload | None, *values: Any) -> str:
+        if upload is None:
+            return ""
+        try:
+            return self.work.forecast(upload, _as_choices(values))
+        except UserError as error:
+            return f"⚠ {html.escape(_sentence(error), quote=False)}"
+
+    def restore(
+        self, visitor: str, progress: Any, upload: Upload | None, drawn: Any, *values: Any
+    ) -> tuple[Any, ...]:
+        """→ slider, uncertainty, summary, files, command, Python."""
+        import gradio as gr
+
+        if upload is None:
+            raise gr.Error(
+                "Upload a picture first, or click an example.", title="No picture", print_exception=False
+            )
+        report = service.stoppable(
+            lambda share, text: progress(share, desc=text), self.visitors.begin(visitor)
+        )
+        with _told_to_visitor():
+            done = self.work.restore(upload, _as_choices(values), _painted(drawn), report)
+        return (
+            (done.before, done.after),
+            gr.update(value=done.uncertainty, visible=done.uncertainty is not None),
+            done.summary,
+            gr.update(value=[str(path) for path in done.files], visible=True),
+            done.command,
+            done.python,
+        )
+
+    # ------------------------------------------------------------------------------------------------------
+    # "Try it"
+
+    def try_uploaded(self, data: Mapping[str, Any] | None) -> Upload | None:
+        if data is None:
+            return None
+        upload = _as_upload(data)
+        with _told_to_visitor():
+            self.work.read(upload)
+        return upload
+
+    def compare(
+        self,
+        visitor: str,
+        progress: Any,
+        upload: Upload | None,
+        task: str,
+        sigma: float,
+        longest: int,
+        seed: int,
+        *chosen: Any,
+    ) -> tuple[Any, ...]:
+        """→ clean, measured, first, second, table, files, commands."""
+        import gradio as gr
+
+        if upload is None:
+            raise gr.Error(
+                "Upload a clean picture first, or click an example.",
+                title="No picture",
+                print_exception=False,
+            )
+        report = service.stoppable(
+            lambda share, text: progress(share, desc=text), self.visitors.begin(visitor)
+        )
+        first, first_steps, second, second_steps = chosen
+        with _told_to_visitor():
+            done = self.work.compare(
+                upload,
+                task,
+                float(sigma or 0),
+                (first, second),
+                (int(first_steps), int(second_steps)),
+                int(longest),
+                int(seed or 0),
+                report,
+            )
+        return (
+            done.clean,
+            done.measured,
+            gr.update(value=done.results[0], label=first),
+            gr.update(value=done.results[1], label=second),
+            done.table,
+            gr.update(value=[str(path) for path in done.files], visible=True),
+            done.command,
+        )
+
+    # ------------------------------------------------------------------------------------------------------
+
+    def build(self) -> Any:
+        """The page, with its events."""
+        import gradio as gr
+
+        # Gradio reads these annotations to know that it must pass the request and the progress bar.
+        def restore(request: gr.Request, *values: Any, progress: Any = gr.Progress()) -> tuple[Any, ...]:
+            return self.restore(_visitor(request), progress, *values)
+
+        def compare(request: gr.Request, *values: Any, progress: Any = gr.Progress()) -> tuple[Any, ...]:
+            return self.compare(_visitor(request), progress, *values)
+
+        def stop(request: gr.Request) -> None:
+            self.visitors.stop(_visitor(request))
+
+        quietly: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+        heavy: dict[str, Any] = {
+            "api_visibility": "private",
+            "concurrency_limit": 1,
+            "concurrency_id": "model",
+            "trigger_mode": "once",
+        }
+        with gr.Blocks(title="Restore a picture", analytics_enabled=False) as page:
+            gr.Markdown(INTRO.format(minutes=self.work.limits.keep_minutes))
+            with gr.Tab("Restore my photo"):
+                self._build_restore(restore, stop, quietly, heavy)
+            with gr.Tab("Try it"):
+                self._build_compare(compare, stop, quietly, heavy)
+            page.unload(stop)  # a closed tab waits for nothing
+        page.queue(max_size=self.work.limits.queue, api_open=False, default_concurrency_limit=8)
+        return page
+
+    def _build_restore(
+        self,
+        restore: Callable[..., Any],
+        stop: Callable[..., Any],
+        quietly: dict[str, Any],
+        heavy: dict[str, Any],
+    ) -> None:
+        import gradio as gr
+
+        first = Choices()
+        upload = gr.State()
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=1, min_width=360):
+                picture = gr.Image(
+                    label="Your picture",
+                    type="filepath",
+                    image_mode=None,
+                    sources=["upload", "clipboard"],
+                    height=250,
+                    buttons=[],
+                    elem_id="picture",
+                )
+                facts = gr.Markdown(elem_id="facts")
+                examples = service.write_examples(self.work.folder / "examples" / "restore")
+                gallery = gr.Dataset(
+                    components=[gr.Image(visible=False, render=False)],
+                    samples=[[str(example.path)] for example in examples],
+                    type="index",
+                    label="Examples",
+                    elem_id="examples",
+                )
+                kind = gr.Radio(list(KINDS), value=first.kind, label="What is wrong with it?", elem_id="kind")
+                scale = gr.Radio([2, 3, 4, 8], value=first.scale, label="Enlarge so many times")
+                with gr.Row(visible=False) as blurs:
+                    motion = gr.Checkbox(
+                        first.motion, label="The camera moved", info="Otherwise: out of focus"
+                    )
+                    blur = gr.Slider(
+                        0.5, 30, first.blur, step=0.5, label="Pixels", info="Width, or length of the move"
+                    )
+                    angle = gr.Slider(0, 180, first.angle, step=5, label="Direction in degrees")
+                editor = gr.ImageEditor(
+                    label="Paint over what is to be filled",
+                    type="numpy",
+                    sources=[],
+                    transforms=[],
+                    layers=False,
+                    brush=gr.Brush(default_size=16, colors=["#ff2d78"], color_mode="fixed"),
+                    canvas_size=(service.CANVAS, service.CANVAS),
+                    height=420,
+                    buttons=[],
+                    visible=False,
+                    elem_id="editor",
+                )
+                quality = gr.Slider(1, 100, first.quality, step=1, label="JPEG quality", visible=False)
+                sigma = gr.Slider(
+                    0,
+                    0.3,
+                    first.sigma,
+                    step=0.001,
+                    label="Noise",
+                    info="Standard deviation, where black is 0 and white is 1",
+                    elem_id="sigma",
+                )
+                with gr.Accordion("More", open=False, elem_id="more"):
+                    with gr.Row():
+                        solver = gr.Dropdown(self.work.solver_names(), value=first.solver, label="Solver")
+                        steps = gr.Slider(1, 1000, first.steps, step=1, label="Steps")
+                    with gr.Row():
+                        samples = gr.Slider(
+                            1,
+                            self.work.limits.samples,
+                            first.samples,
+                            step=1,
+                            label="Samples",
+                            info="Several show where the model is guessing",
+                            elem_id="samples",
+                        )
+                        seed = gr.Number(first.seed, precision=0, label="Seed")
+                forecast = gr.Markdown(elem_id="forecast")
+                with gr.Row():
+                    go = gr.Button("Restore", variant="primary", elem_id="restore")
+                    halt = gr.Button("Stop", elem_id="stop")
+            with gr.Column(scale=1, min_width=360):
+                slider = gr.ImageSlider(
+                    label="Before and after",
+                    format="png",
+                    max_height=620,
+                    interactive=False,
+                    buttons=["fullscreen"],
+                    elem_id="slider",
+                )
+                summary = gr.Markdown(elem_id="summary")
+                files = gr.File(
+                    label="Download", file_count="multiple", visible=False, interactive=False, elem_id="files"
+                )
+                uncertainty = gr.Image(
+                    label="Uncertainty: pale where the samples differ",
+                    format="png",
+                    interactive=False,
+                    visible=False,
+                    buttons=["download", "fullscreen"],
+                    elem_id="uncertainty",
+                )
+                with gr.Accordion("The same on your own computer", open=False):
+                    command = gr.Code(
+                        label="Command line", language="shell", interactive=False, wrap_lines=True, lines=1
+                    )
+                    python = gr.Code(
+                        label="Python", language="python", interactive=False, wrap_lines=True, lines=1
+                    )
+
+        choices = [kind, scale, motion, blur, angle, quality, sigma, solver, steps, seed, samples]
+        seen = [upload, facts, kind, scale, quality, sigma, editor, picture]
+        told: dict[str, Any] = {
+            "fn": self.forecast,
+            "inputs": [upload, *choices],
+            "outputs": forecast,
+            **quietly,
+        }
+        # preprocess=False: the file as it came, so that we are the ones who open it
+        picture.upload(self.uploaded, picture, seen, preprocess=False, **quietly).then(**told)
+        picture.clear(self.cleared, None, seen, **quietly).then(**told)
+        gallery.click(lambda index: self.clicked(examples[index]), gallery, [*seen, blur], **quietly).then(
+            **told
+        )
+        kind.change(
+            lambda chosen: [
+                gr.update(visible=chosen == "Low resolution"),
+                gr.update(visible=chosen == "Blur"),
+                gr.update(visible=chosen == "Holes"),
+                gr.update(visible=chosen == "JPEG artefacts"),
+            ],
+            kind,
+            [scale, blurs, editor, quality],
+            **quietly,
+        )
+        solver.change(lambda name: SOLVERS[name]().steps, solver, steps, **quietly)
+        for control in choices:
+            control.change(trigger_mode="always_last", **told)
+        shown = [slider, uncertainty, summary, files, command, python]
+        go.click(restore, [upload, editor, *choices], shown, show_progress_on=slider, **heavy)
+        halt.click(stop, queue=False, **quietly)
+
+    def _build_compare(
+        self,
+        compare: Callable[..., Any],
+        stop: Callable[..., Any],
+        quietly: dict[str, Any],
+        heavy: dict[str, Any],
+    ) -> None:
+        import gradio as gr
+
+        upload = gr.State()
+        names = self.work.solver_names()
+        second_name = "ddnm" if "ddnm" in names else names[-1]
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=1, min_width=360):
+                picture = gr.Image(
+                    label="A clean picture",
+                    type="filepath",
+                    image_mode=None,
+                    sources=["upload", "clipboard"],
+                    height=260,
+                    buttons=[],
+                    elem_id="clean",
+                )
+                examples = service.write_clean_examples(self.work.folder / "examples" / "try")
+                gallery = gr.Dataset(
+                    components=[gr.Image(visible=False, render=False)],
+                    samples=[[str(path)] for path in examples],
+                    type="index",
+                    label="Examples",
+                    elem_id="clean-examples",
+                )
+                tasks = [(f"{name}: {text}", name) for name, text in service.try_tasks().items()]
+                task = gr.Dropdown(tasks, value="sr4", label="What to do to it")
+                sigma = gr.Slider(0, 0.3, 0.05, step=0.005, label="Noise to add")
+                with gr.Row():
+                    first = gr.Dropdown(names, value=names[0], label="Solver")
+                    first_steps = gr.Slider(1, 1000, SOLVERS[names[0]]().steps, step=1, label="Steps")
+                with gr.Row():
+                    second = gr.Dropdown(names, value=second_name, label="Against")
+                    second_steps = gr.Slider(1, 1000, 20, step=1, label="Steps")
+                with gr.Row():
+                    longest = gr.Slider(64, 512, 128, step=32, label="Longest side in pixels")
+                    seed = gr.Number(0, precision=0, label="Seed")
+                with gr.Row():
+                    go = gr.Button("Degrade and restore", variant="primary", elem_id="compare")
+                    halt = gr.Button("Stop")
+            with gr.Column(scale=1, min_width=360):
+                with gr.Row():
+                    clean = gr.Image(label="Clean", format="png", interactive=False, buttons=["fullscreen"])
+                    measured = gr.Image(
+                        label="Degraded", format="png", interactive=False, buttons=["fullscreen"]
+                    )
+                with gr.Row():
+                    one = gr.Image(
+                        label="Solver", format="png", interactive=False, buttons=["fullscreen"], elem_id="one"
+                    )
+                    two = gr.Image(
+                        label="Against",
+                        format="png",
+                        interactive=False,
+                        buttons=["fullscreen"],
+                        elem_id="two",
+                    )
+                table = gr.Markdown(elem_id="table")
+                files = gr.File(label="Download", file_count="multiple", visible=False, interactive=False)
+                with gr.Accordion("The same on your own computer", open=False):
+                    command = gr.Code(
+                        label="Command line", language="shell", interactive=False, wrap_lines=True, lines=1
+                    )
+
+        picture.upload(self.try_uploaded, picture, upload, preprocess=False, **quietly)
+        picture.clear(lambda: None, None, upload, **quietly)
+        gallery.click(
+            lambda index: (Upload(examples[index], examples[index].name), str(examples[index])),
+            gallery,
+            [upload, picture],
+            **quietly,
+        )
+        for chosen, count in ((first, first_steps), (second, second_steps)):
+            chosen.change(lambda name: SOLVERS[name]().steps, chosen, count, **quietly)
+        go.click(
+            compare,
+            [upload, task, sigma, longest, seed, first, first_steps, second, second_steps],
+            [clean, measured, one, two, table, files, command],
+            show_progress_on=[one, two],
+            **heavy,
+        )
+        halt.click(stop, queue=False, **quietly)
+
+
+def _visitor(request: Any) -> str:
+    return str(getattr(request, "session_hash", None))
+
+
+def _as_upload(data: Mapping[str, Any]) -> Upload:
+    path = Path(str(data["path"]))
+    return Upload(path, Path(str(data.get("orig_name") or path.name)).name)
+
+
+def _as_choices(values: tuple[Any, ...]) -> Choices:
+    kind, scale, motion, blur, angle, quality, sigma, solver, steps, seed, samples = values
+    return Choices(
+        kind,
+        int(scale),
+        bool(motion),
+        float(blur),
+        float(angle),
+        int(quality),
+        float(sigma or 0),
+        solver,
+        int(steps),
+        int(seed or 0),
+        int(samples),
+    )
+
+
+def _painted(drawn: Mapping[str, Any] | None) -> Array | None:
+    """Where the brush was, from the editor's layers: (h, w), above 0."""
+    layers = [layer for layer in (drawn or {}).get("layers", []) if layer is not None and layer.ndim == 3]
+    if not layers:
+        return None
+    return np.max([layer[:, :, 3] for layer in layers], axis=0)
+
+
+def _sentence(error: UserError) -> str:
+    text = str(error)
+    return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+@contextlib.contextmanager
+def _told_to_visitor() -> Iterator[None]:
+    """What a person can mend is shown on the page."""
+    import gradio as gr
+
+    try:
+        yield
+    except UserError as error:
+        text = html.escape(_sentence(error), quote=False)
+        raise gr.Error(text, title="That did not work", duration=20, print_exception=False) from None
+
+
+def serve(
+    pipe: RestorationPipeline,
+    limits: Limits,
+    host: str,
+    port: int | None,
+    open_browser: bool = False,
+    wait: Callable[[Any], None] | None = None,
+) -> None:
+    """Show the page until interrupted. `wait` (for tests) is given the running page and returns to end it."""
+    with private_folder() as folder:
+        try:
+            import gradio as gr
+        except ImportError:
+            raise UserError("the web page needs another package: pip install 'ddc[web]'") from None
+        work = Service(pipe, limits, folder)
+        # Gradio opens some files itself; nothing much larger than what we take should be decoded anywhere
+        PIL.Image.MAX_IMAGE_PIXELS = max(int(limits.megapixels * 1e6), 1_000_000)
+        work.warm_up()
+        page = Page(work).build()
+        ended = threading.Event()
+
+        def sweep() -> None:
+            while not ended.wait(60):
+                service.remove_old(folder, limits.keep_minutes, keep=(folder / "examples",))
+
+        threading.Thread(target=sweep, daemon=True).start()
+        try:
+            _, url, _ = page.launch(
+                server_name=host,
+                server_port=port,
+                inbrowser=open_browser,
+                prevent_thread_lock=True,
+                share=False,
+                quiet=True,
+                show_error=False,
+                max_file_size=limits.megabytes * 2**20,
+                allowed_paths=[],
+                ssr_mode=False,
+                mcp_server=False,
+                enable_monitoring=False,
+                run_history=False,
+                footer_links=[],
+                theme=gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+                css=CSS,
+            )
+            print(f"the page is at {url} ; stop it with Ctrl-C", flush=True)
+            if wait is not None:
+                wait(page)
+            else:
+                page.block_thread()
+        finally:
+            ended.set()
+            page.close(verbose=False)
