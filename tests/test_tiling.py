@@ -3,7 +3,8 @@ import torch
 from torch import Tensor
 
 from ddc.operators import JPEG, Bicubic, Denoise, GaussianBlur, Inpaint
-from ddc.tiling import NETWORK_MARGIN, RAMP, Window, margin_of, plan, restore_by_tiles
+from ddc.problems import Problem, make_problem
+from ddc.tiling import NETWORK_MARGIN, RAMP, Window, level, margin_of, plan, restore_by_tiles
 
 SIZES = [(256, 256), (257, 512), (300, 1000), (512, 64), (1, 700), (77, 83), (449, 448)]
 
@@ -74,3 +75,31 @@ def test_margins_follow_the_operator() -> None:
     assert margin_of(JPEG(10), 256) <= 16
     assert 14 <= margin_of(GaussianBlur(3.0), 256) < margin_of(GaussianBlur(6.0, 61), 256)
     assert margin_of(Inpaint(torch.zeros(1, 1, 256, 256)), 256) == NETWORK_MARGIN
+
+
+@pytest.mark.parametrize("task", ["sr4", "gauss", "jpeg50", "denoise", "inpaint92", "colorize"])
+@pytest.mark.parametrize("sigma", [0.0, 0.05])
+def test_tiles_get_the_brightness_of_their_measurement(task: str, sigma: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = 0.5 * (2 * torch.rand(2, 3, 8, 8, generator=generator) - 1)
+    x = torch.nn.functional.interpolate(x, 64, mode="bilinear")
+    problem = make_problem(task, sigma, (64, 64), [0, 1])
+    y = problem.operator(x)
+    y = problem.operator.add_noise(y, torch.randn(y.shape, generator=generator), problem.sigma)
+    offset = torch.tensor([0.05, -0.1, 0.04]).view(1, 3, 1, 1)
+    if task == "colorize":  # which measures one channel
+        offset = torch.full((1, 3, 1, 1), 0.05)
+    remaining = (level(x + offset, y, problem) - x).mean((-2, -1))
+    assert remaining.abs().max() < 0.02
+
+
+def test_brightness_is_left_alone_where_it_cannot_be_known() -> None:
+    class Half(Denoise):
+        def __call__(self, x: Tensor) -> Tensor:
+            return 0.5 * x
+
+    x, y = torch.full((1, 3, 32, 32), 0.2), torch.zeros(1, 3, 32, 32)
+    assert torch.equal(level(x, y, Problem(Half())), x)
+    assert torch.equal(level(x, y + 1, Problem(Denoise(), 0.05)), x)  # all white: the noise is cut off
+    assert torch.equal(level(x, y, Problem(Inpaint(torch.zeros(1, 1, 32, 32)))), x)
+    assert torch.allclose(level(x, y, Problem(Denoise())), y, atol=1e-6)

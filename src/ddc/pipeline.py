@@ -32,7 +32,7 @@ from ddc.priors import Prior
 from ddc.problems import Problem, check_sigma, task_family, task_operator
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Callback, Solver, Step
-from ddc.tiling import SMALLEST_TILE, Window, margin_of, plan, restore_by_tiles
+from ddc.tiling import SMALLEST_TILE, Window, level, margin_of, plan, restore_by_tiles
 
 logger = logging.getLogger("ddc")
 
@@ -323,6 +323,8 @@ class _Run:
             x = self.solver.solve(y, part, pipe.prior, noise, step_done, **parts).detach()
             finished += len(windows)
             x = x[..., : windows[0].height, : windows[0].width]
+            if len(tiles) > 1:
+                x = level(x, y, part)
             return x.unflatten(0, (len(windows), len(jobs)))
 
         together = max(1, self.batch // len(jobs)) if _can_join(operator) else 1
