@@ -28,6 +28,7 @@ PRIORS: dict[str, dict[str, Any]] = {
         "downsample_type": "resnet",
         "upsample_type": "resnet",
         "attention_head_dim": 64,
+        "attn_norm_num_groups": 32,
         "resnet_time_scale_shift": "scale_shift",
     },
 }
@@ -52,6 +53,18 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "down_block_types": ["DownBlock2D"] * 4 + ["AttnDownBlock2D", "DownBlock2D"],
         "up_block_types": ["UpBlock2D", "AttnUpBlock2D"] + ["UpBlock2D"] * 4,
         "inputs": ["y"],
+    },
+}
+
+BRIDGES: dict[str, dict[str, Any]] = {
+    # 8.7 M parameters (17 MB in fp16), 28 GFLOP
+    "compact": {
+        "_class_name": "CompactUNet",
+        "in_channels": 3,
+        "out_channels": 3,
+        "channels": [64, 128, 192, 256],
+        "encoder_blocks": [2, 2, 2, 2],
+        "decoder_blocks": [2, 2, 2],
     },
 }
 

@@ -27,12 +27,15 @@ class TrainPrior(LoopSettings):
     """Also learn the variance of the reverse step."""
 
     def run(self) -> int:
+        import torch
+
         from ddc.networks import build_network, load_network
         from ddc.presets import PRIORS, preset
         from ddc.priors import Prior, schedule_from_config, scheduler_config
         from ddc.training.loop import train
         from ddc.training.prior import PriorObjective
 
+        torch.manual_seed(self.seed)
         config = preset(self.network, PRIORS) | {
             "in_channels": 3,
             "out_channels": 6 if self.learned_variance else 3,
@@ -49,9 +52,10 @@ class TrainPrior(LoopSettings):
         return 0
 
 
-PAPER_SETTINGS = tuple(
-    (task, sigma) for sigma in (0.0, 0.05) for task in ("sr4", "sr8", "gauss", "inpaint92")
-) + (("jpeg10", 0.0),)
+PAPER_SETTINGS = (
+    *((task, sigma) for sigma in (0.0, 0.05) for task in ("sr4", "sr8", "gauss", "inpaint92")),
+    ("jpeg10", 0.0),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +98,13 @@ class TrainDDC(LoopSettings):
         from ddc.perceptual import LPIPS
         from ddc.presets import NETWORKS, preset
         from ddc.priors import Prior
-        from ddc.training.ddc import DDCObjective
+        from ddc.training.ddc import DDCObjective, check_schedules
         from ddc.training.loop import train
         from ddc.training.tasks import TaskMix, parse_tasks
 
+        torch.manual_seed(self.seed)
         prior = Prior.from_pretrained(self.prior)
+        check_schedules(prior, self.init)
         if self.init is not None:
             network = DataConsistency.from_pretrained(self.init)
         else:
@@ -109,17 +115,13 @@ class TrainDDC(LoopSettings):
                 parse_tasks(self.wide_tasks), self.wide_sigma_max, self.noiseless_share, self.eight_bit_share
             )
             mixes = [(1 - self.wide_share, mixes[0][1]), (self.wide_share, wide)]
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        prior.to(device).requires_grad_(False)
-        if device == "cuda":
-            prior.to(memory_format=torch.channels_last)
         if self.compile:
             prior.unet.compile(dynamic=False)
         objective = DDCObjective(
             network,
             prior,
             tuple(mixes),
-            LPIPS("alex").to(device),
+            LPIPS("alex"),
             self.w_mse,
             self.w_lpips,
             self.w_kl,
@@ -131,7 +133,84 @@ class TrainDDC(LoopSettings):
         return 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainBridge(LoopSettings):
+    """Train the image-to-image bridge of one task (I²SB), which i2sb and cddb need."""
+
+    task: str
+    """The task, for example sr4 or jpeg10."""
+    network: str = "compact"
+    """Preset (compact) or a JSON file with the network's configuration."""
+    sigma_max: float = 0.0
+    """Largest noise of the measurements, in [0, 1] units; drawn uniformly from 0."""
+
+    def run(self) -> int:
+        import torch
+
+        from ddc.networks import build_network
+        from ddc.perceptual import LPIPS
+        from ddc.presets import BRIDGES, preset
+        from ddc.solvers.bridge import Bridge
+        from ddc.training.bridge import BridgeObjective
+        from ddc.training.loop import train
+        from ddc.training.tasks import TaskMix, single_task
+
+        torch.manual_seed(self.seed)
+        mix = TaskMix((single_task(self.task),), self.sigma_max)
+        if self.init is not None:
+            bridge = Bridge.from_pretrained(self.init)
+            bridge.task = self.task  # a network of another task is a good start
+        else:
+            config = preset(self.network, BRIDGES) | {"in_channels": 3, "out_channels": 3}
+            bridge = Bridge(build_network(config), self.task)
+        train(BridgeObjective(bridge, mix, LPIPS("alex")), self)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainDnCNN(LoopSettings):
+    """Train the denoiser that pnp-admm needs (DnCNN)."""
+
+    crop: int = 64
+    """Side of the square training crops."""
+    sigma: float = 0.1
+    """Noise to take away, in [0, 1] units."""
+    sigma_low: float | None = None
+    """Train on noise drawn uniformly between this and --sigma; left out, on --sigma alone."""
+    depth: int = 17
+    """Convolutions."""
+    width: int = 64
+    """Channels between them."""
+
+    def run(self) -> int:
+        import torch
+
+        from ddc.errors import UserError
+        from ddc.perceptual import LPIPS
+        from ddc.problems import check_sigma
+        from ddc.solvers.dncnn import DnCNN
+        from ddc.training.dncnn import DnCNNObjective
+        from ddc.training.loop import train
+
+        torch.manual_seed(self.seed)
+        low = self.sigma if self.sigma_low is None else self.sigma_low
+        for level in (low, self.sigma):
+            check_sigma(level)
+        if low > self.sigma:
+            raise UserError(
+                f"--sigma-low {low} lies above --sigma {self.sigma}; give the smaller number there"
+            )
+        if self.init is not None:
+            network = DnCNN.from_pretrained(self.init)
+        else:
+            network = DnCNN(self.depth, self.width, self.sigma)
+        train(DnCNNObjective(network, low, self.sigma, LPIPS("alex")), self)
+        return 0
+
+
 Train = Union[  # noqa: UP007 (tyro reads the annotations of each member)
     Annotated[TrainPrior, tyro.conf.subcommand("prior")],
     Annotated[TrainDDC, tyro.conf.subcommand("ddc")],
+    Annotated[TrainBridge, tyro.conf.subcommand("i2sb")],
+    Annotated[TrainDnCNN, tyro.conf.subcommand("dncnn")],
 ]

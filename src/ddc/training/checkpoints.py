@@ -6,9 +6,12 @@ and the counters from which every random number follows.
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -37,15 +40,16 @@ def write_checkpoint(
         pointer = folder / f"{LATEST}.partial-name"
         pointer.write_text(name + "\n")
         pointer.replace(folder / LATEST)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise UserError(
             f"the checkpoint {final} could not be written ({error}); the previous one is untouched"
         ) from None
-    complete = sorted(p for p in folder.iterdir() if p.is_dir() and (p / "record.json").is_file())
+    # by age and not by step: a run that began again has fewer steps than what it replaces
+    complete = sorted(folder.glob("*/record.json"), key=lambda path: path.stat().st_mtime_ns)
     for old in complete[:-keep] if keep > 0 else []:
-        if old != final:
-            shutil.rmtree(old)
+        if old.parent != final:
+            shutil.rmtree(old.parent)
     return final
 
 
@@ -58,6 +62,30 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return path if (path / "record.json").is_file() else None
 
 
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A new folder to write into, which takes the place of `folder` once it is complete."""
+    partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")
+    for rest in (partial, old):
+        shutil.rmtree(rest, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f"{folder} could not be written ({error}); what was there is untouched") from None
+
+
 def read_checkpoint(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    record = json.loads((path / "record.json").read_text())
-    return {p.stem: load_file(p) for p in path.glob("*.safetensors")}, record
+    try:
+        record = json.loads((path / "record.json").read_text())
+        return {p.stem: load_file(p) for p in path.glob("*.safetensors")}, record
+    except (ValueError, OSError, SafetensorError) as error:
+        raise UserError(
+            f"the checkpoint {path} cannot be read ({error}); write the name of an older one into "
+            f"{path.parent / LATEST}, or begin again with --no-resume"
+        ) from None

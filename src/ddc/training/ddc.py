@@ -7,7 +7,9 @@ will meet, at no extra cost.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddc.consistency import CHANNELS, DataConsistency
-from ddc.noise import Noise, derive_seed
+from ddc.consistency import CHANNELS, TRAIN_STEPS, DataConsistency
+from ddc.errors import UserError
+from ddc.networks import network_config, read_config
+from ddc.noise import Noise, derive_seed, on_device
 from ddc.perceptual import LPIPS
-from ddc.priors import Prior
+from ddc.priors import Prior, schedule_from_config
 from ddc.problems import Problem, make_problem
 from ddc.schedule import Schedule
 from ddc.solvers.ddc import DDC
 from ddc.training.data import Draws
-from ddc.training.objectives import Forward, Losses, Objective, call
-from ddc.training.tasks import Draw, TaskMix, groups
+from ddc.training.objectives import Forward, Losses, Objective, call, figures_of, fingerprint
+from ddc.training.tasks import Draw, Group, TaskMix, group_draws, make_draws, measure_batch, pick
 
 
 @dataclass
@@ -32,9 +36,9 @@ class Slots:
     """The pictures in the batch: truth, measurement, and where each stands in its run."""
 
     numbers: list[int]
+    stage: list[int]  # position in the run, or −1 for noised truth at a time of its own
     draws: list[Draw]
     y: list[Tensor]
-    stage: list[int]  # position in the run, or −1 for noised truth at a time of its own
     truth: Tensor
     x: Tensor
     known: Tensor  # what the network is told; the part that depends on x̂0 is written anew at each step
@@ -58,13 +62,27 @@ class DDCObjective(Objective):
 
     def __post_init__(self) -> None:
         self.module = self.network.unet
+        self.schedule = self.prior.schedule
+        self._pairs = [self.schedule.pairs(steps) for steps in self.trajectory_steps]
+        # The pictures that come next do not depend on the network: a thread makes them during the backward pass.
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="refill")
+        self._next: tuple[list[int], Future[Slots]] | None = None  # their numbers, and the pictures
+
+    def prepare(self, device: torch.device) -> None:
+        self.prior.to(device).requires_grad_(False)
+        if device.type == "cuda":
+            self.prior.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # a table on the CPU would be copied at each use, and each copy waits for the device
+        self.schedule = self.prior.schedule = Schedule(self.schedule.alpha_bars.to(device))
+        if self.lpips is not None:
+            self.lpips.to(device)
 
     def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
-        device = draws.pool.pixels.device
-        schedule = self.prior.schedule
+        device, schedule = draws.device, self.schedule
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             slots = self._refill(draws, batch)
-            t, s = self._times(slots, draws)
+            pairs = [self._pair(n, k, draws) for n, k in zip(slots.numbers, slots.stage, strict=True)]
+            t, s = on_device(pairs, device, torch.int64).unbind(1)
             seeds = [
                 derive_seed(draws.seed, f"z/{n}/{k}") for n, k in zip(slots.numbers, slots.stage, strict=True)
             ]
@@ -88,94 +106,87 @@ class DDCObjective(Objective):
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             slots.x = schedule.posterior(slots.x, x0_y.detach(), t, s, z, prediction.v)
             slots.stage = [k + 1 if k >= 0 else k for k in slots.stage]
+        self._prepare_next(draws, draws.advance(len(self._done(slots))))
         return {"loss": loss, **terms}
 
     # -- the batch -------------------------------------------------------------------------------------------
 
-    def _pairs(self, number: int) -> list[tuple[int, int]]:
-        steps = self.trajectory_steps[number % len(self.trajectory_steps)]
-        return self.prior.schedule.pairs(steps)
+    def _run_of(self, number: int) -> list[tuple[int, int]]:
+        return self._pairs[number % len(self._pairs)]
+
+    def _pair(self, number: int, stage: int, draws: Draws) -> tuple[int, int]:
+        """(t, s) of a picture: its place in its run, or a time of its own on the whole chain."""
+        if stage >= 0:
+            return self._run_of(number)[stage]
+        t = draws.times([number], self.schedule.train_steps)[0]
+        return t, t - 1
+
+    def _done(self, slots: Slots) -> list[int]:
+        """Finished runs, and every picture that is noised truth: they make room for new pictures."""
+        return [i for i, k in enumerate(slots.stage) if k < 0 or k >= len(self._run_of(slots.numbers[i]))]
 
     def _refill(self, draws: Draws, batch: int) -> Slots:
-        """Replace finished runs, and every picture that is noised truth, by new pictures."""
-        if self.slots is None or len(self.slots.numbers) != batch:
+        if self.slots is None:
             runs = round(self.trajectory_share * batch)
-            self.slots = self._new_slots(draws, batch)
+            numbers = draws.advance(batch)
             # runs begin at staggered stages, from noised truth where they are under way
-            stages = [i % len(self._pairs(n)) if i < runs else -1 for i, n in enumerate(self.slots.numbers)]
-            self._begin(self.slots, list(range(batch)), stages, draws)
+            stages = [i % len(self._run_of(n)) if i < runs else -1 for i, n in enumerate(numbers)]
+            self.slots = self._new_slots(draws, numbers, stages)
             return self.slots
-        slots = self.slots
-        done = [i for i, k in enumerate(slots.stage) if k < 0 or k >= len(self._pairs(slots.numbers[i]))]
+        slots, done = self.slots, self._done(self.slots)
         if done:
-            fresh = self._new_slots(draws, len(done))
-            index = torch.tensor(done, device=slots.truth.device)
-            slots.truth[index], slots.known[index] = fresh.truth, fresh.known
+            if self._next is None:
+                self._prepare_next(draws, draws.advance(len(done)))
+            assert self._next is not None
+            fresh = self._next[1].result()
+            index = on_device(done, slots.truth.device, torch.int64)
+            for old, new in ((slots.truth, fresh.truth), (slots.known, fresh.known), (slots.x, fresh.x)):
+                old.index_copy_(0, index, new)
             for j, i in enumerate(done):
-                slots.numbers[i], slots.draws[i], slots.y[i] = fresh.numbers[j], fresh.draws[j], fresh.y[j]
-            self._begin(slots, done, [min(slots.stage[i], 0) for i in done], draws)
+                slots.numbers[i], slots.stage[i] = fresh.numbers[j], fresh.stage[j]
+                slots.draws[i], slots.y[i] = fresh.draws[j], fresh.y[j]
+        self._next = None
         return slots
 
-    def _begin(self, slots: Slots, indices: list[int], stages: list[int], draws: Draws) -> None:
-        """Set x of these slots: pure noise at the start of a run, noised truth elsewhere."""
-        device = slots.truth.device
-        times = []
-        for i, stage in zip(indices, stages, strict=True):
-            slots.stage[i] = stage
-            number = slots.numbers[i]
-            times.append(self._fresh_time(number, draws) if stage < 0 else self._pairs(number)[stage][0])
-        index = torch.tensor(indices, device=device)
-        seeds = [derive_seed(draws.seed, f"x/{slots.numbers[i]}") for i in indices]
-        z = Noise(seeds, device=device).normal((len(indices), *slots.truth.shape[1:]))
-        noised = self.prior.schedule.add_noise(slots.truth[index], torch.tensor(times, device=device), z)
-        start = torch.tensor([stage == 0 for stage in stages], device=device).view(-1, 1, 1, 1)
-        slots.x[index] = torch.where(start, z, noised)  # x_T ~ N(0, I) at the start of a run
+    def _prepare_next(self, draws: Draws, numbers: list[int]) -> None:
+        assert self.slots is not None
+        if numbers:
+            stages = [min(self.slots.stage[i], 0) for i in self._done(self.slots)]
+            self._next = numbers, self._helper.submit(self._new_slots, draws, numbers, stages)
 
-    def _fresh_time(self, number: int, draws: Draws) -> int:
-        return int(draws.times([number], self.prior.schedule.train_steps, torch.device("cpu"))[0])
-
-    def _times(self, slots: Slots, draws: Draws) -> tuple[Tensor, Tensor]:
-        pairs = []
-        for number, stage in zip(slots.numbers, slots.stage, strict=True):
-            if stage < 0:
-                t = self._fresh_time(number, draws)
-                pairs.append((t, t - 1))
-            else:
-                pairs.append(self._pairs(number)[stage])
-        times = torch.tensor(pairs, device=slots.truth.device)
-        return times[:, 0], times[:, 1]
-
-    def _new_slots(self, draws: Draws, count: int, numbers: Sequence[int] | None = None) -> Slots:
+    @torch.no_grad()
+    def _new_slots(self, draws: Draws, numbers: list[int], stages: list[int]) -> Slots:
         """New pictures with their measurements; the same numbers always give the same."""
-        if numbers is None:
-            truth, taken = draws.take(count)
-        else:
-            truth, taken = draws.crops(numbers), list(numbers)
+        truth = draws.crops(numbers)
         device = truth.device
-        seeds = draws.seeds(taken, "measure")
-        drawn = [self._draw(draws, n, seed, truth).on(device) for n, seed in zip(taken, seeds, strict=True)]
-        y: list[Tensor] = [truth] * count
+        seeds = draws.seeds(numbers, "measure")
+        choices = [self._choose(draws, number, truth.shape[-1]) for number in numbers]
+        drawn = make_draws(choices, seeds, truth.shape[-1], device)
+        groups = group_draws(drawn, device)
+        y = measure_batch(truth, drawn, seeds, groups)
         width = sum(CHANNELS[name] for name in self.network.inputs)
-        known = torch.zeros(count, width, *truth.shape[-2:], device=device)
-        for indices, problem in groups(drawn, device):
-            where = torch.tensor(indices, device=device)
-            clean = problem.operator(truth[where])
-            z = Noise([seeds[i] for i in indices], device=device).normal(clean.shape)
-            measured = problem.operator.add_noise(clean, z, problem.sigma)
-            for j, i in enumerate(indices):
-                one = measured[j : j + 1]
-                y[i] = round_to_8_bit(one) if drawn[i].rounded else one
-            stacked = torch.cat([y[i] for i in indices])
-            for name, start, stop in self._layout():
-                if name != "projection":
-                    known[where, start:stop] = self.network.channel(name, stacked, truth[where], problem)
-        return Slots(taken, drawn, y, [0] * count, truth, torch.zeros_like(truth), known)
+        known = torch.zeros(len(numbers), width, *truth.shape[-2:], device=device)
+        still = [entry for entry in self._layout() if entry[0] != "projection"]
+        sorted_truth = truth[groups.order]
 
-    def _draw(self, draws: Draws, number: int, seed: int, truth: Tensor) -> Draw:
+        def describe(name: Any, group: Group) -> Tensor:
+            measured = torch.cat([y[i] for i in group.indices])
+            return self.network.channel(name, measured, sorted_truth[group.part], group.problem)
+
+        for name, start, stop in still:
+            known[:, start:stop] = groups.apply(partial(describe, name))
+
+        x_seeds = [derive_seed(draws.seed, f"x/{number}") for number in numbers]
+        z = Noise(x_seeds, device=device).normal(truth.shape)
+        times = [self._pair(number, stage, draws)[0] for number, stage in zip(numbers, stages, strict=True)]
+        noised = self.schedule.add_noise(truth, on_device(times, device, torch.int64), z)
+        begins = on_device([stage == 0 for stage in stages], device, torch.bool).view(-1, 1, 1, 1)
+        x = torch.where(begins, z, noised)  # x_T ~ N(0, I) at the start of a run
+        return Slots(list(numbers), list(stages), drawn, y, truth, x, known)
+
+    def _choose(self, draws: Draws, number: int, size: int) -> Any:
         rng = np.random.default_rng((draws.seed, 2, number))
-        shares = np.array([share for share, _ in self.mixes])
-        mix = self.mixes[int(rng.choice(len(self.mixes), p=shares / shares.sum()))][1]
-        return mix.draw(rng, truth.shape[-1], seed)
+        return self.mixes[pick(tuple(share for share, _ in self.mixes), rng)][1].choose(rng, size)
 
     def _layout(self) -> list[tuple[Any, int, int]]:
         layout, start = [], 0
@@ -187,32 +198,55 @@ class DDCObjective(Objective):
     def _write_projection(self, slots: Slots, x0: Tensor) -> None:
         for name, start, stop in self._layout():
             if name == "projection":
-                for indices, problem in groups(slots.draws, x0.device):
-                    where = torch.tensor(indices, device=x0.device)
-                    y = torch.cat([slots.y[i] for i in indices])
-                    slots.known[where, start:stop] = problem.operator.project(x0[where], y, problem.sigma)
+                groups = group_draws(slots.draws, x0.device)
+                sorted_x0 = x0[groups.order]
+
+                def project(group: Group, guess: Tensor = sorted_x0) -> Tensor:
+                    y = torch.cat([slots.y[i] for i in group.indices])
+                    return group.problem.operator.project(guess[group.part], y, group.problem.sigma)
+
+                slots.known[:, start:stop] = groups.apply(project)
 
     # -- what the loop asks ----------------------------------------------------------------------------------
 
+    def model_record(self) -> dict[str, Any]:
+        return {
+            "kind": "ddc",
+            "network": network_config(self.network.unet),
+            "inputs": list(self.network.inputs),
+            "residual": self.network.residual,
+            "remarks": {"_prior_schedule": schedule_remark(self.prior)},
+        }
+
     def save(self, folder: Path, state: dict[str, Tensor], **options: Any) -> None:
-        self.network.save_pretrained(folder, state=state, **options)
+        remarks = {"_prior_schedule": schedule_remark(self.prior)}
+        self.network.save_pretrained(folder, state=state, extra_config=remarks, **options)
+
+    def identity(self) -> dict[str, str]:
+        return {"weights of the prior": fingerprint(self.prior)}
 
     def tensors(self) -> dict[str, Tensor]:
         if self.slots is None:
             return {}
+        coming = self._next[0] if self._next is not None else []
+        device, batch = self.slots.x.device, len(self.slots.numbers)
         return {
-            "numbers": torch.tensor(self.slots.numbers),
-            "stage": torch.tensor(self.slots.stage),
+            "numbers": torch.tensor(self.slots.numbers, device=device),
+            "stage": torch.tensor(self.slots.stage, device=device),
+            "next": torch.tensor(coming + [-1] * (batch - len(coming)), device=device),
             "x": self.slots.x,
         }
 
     def restore(self, tensors: dict[str, Tensor], draws: Draws) -> None:
         if not tensors:
             return
-        with torch.no_grad():
-            self.slots = self._new_slots(draws, len(tensors["numbers"]), tensors["numbers"].tolist())
-        self.slots.stage = tensors["stage"].tolist()
-        self.slots.x = tensors["x"]
+        stages = tensors["stage"].tolist()
+        # a run that is over has no time of its own to be noised to; its x is overwritten here in any case
+        self.slots = self._new_slots(draws, tensors["numbers"].tolist(), [min(stage, 0) for stage in stages])
+        self.slots.stage = stages
+        self.slots.x = tensors["x"].clone()
+        if "next" in tensors:
+            self._prepare_next(draws, [n for n in tensors["next"].tolist() if n >= 0])
 
     def describe_batch(self) -> str:
         return "tasks " + ", ".join(sorted({draw.task for draw in self.slots.draws})) if self.slots else ""
@@ -221,18 +255,30 @@ class DDCObjective(Objective):
     def validate(self, crops: Tensor, names: list[str]) -> dict[str, list[float]]:
         """PSNR and LPIPS of five-step restorations for the validation tasks."""
         figures: dict[str, list[float]] = {}
-        device = crops.device
         for task, sigma_y in self.validation_tasks:
-            problem, y = measure(crops, names, task, sigma_y)
-            noise = Noise([derive_seed(1, name) for name in names], device=device)
-            x = DDC().solve(y, problem, self.prior, noise, network=self.network).float().clamp(-1, 1)
-            key = f"{task}@{sigma_y:g}"
-            mse = ((x - crops) / 2).square().mean(dim=(1, 2, 3))
-            figures[f"{key}/psnr"] = (-10 * mse.log10()).tolist()
-            if self.lpips is not None:
-                with torch.autocast(device.type, enabled=False):
-                    figures[f"{key}/lpips"] = self.lpips(x, crops).tolist()
+            x = self._restore(crops, names, *measure(crops, names, task, sigma_y))
+            figures |= figures_of(f"{task}@{sigma_y:g}", x, crops, self.lpips)
         return figures
+
+    def _restore(self, crops: Tensor, names: list[str], problem: Problem, y: Tensor) -> Tensor:
+        noise = Noise([derive_seed(1, name) for name in names], device=crops.device)
+        return DDC().solve(y, problem, self.prior, noise, network=self.network).float().clamp(-1, 1)
+
+    @torch.no_grad()
+    def pictures(self, crops: Tensor, names: list[str]) -> list[Tensor]:
+        """Truth, y at image size, x̂0 of noised truth half way, and the restored picture, a task for each row."""
+        tasks = self.validation_tasks or tuple((task.name, 0.0) for task in self.mixes[0][1].tasks[:1])
+        half = self.schedule.train_steps // 2
+        rows = []
+        for i, name in enumerate(names):
+            truth = crops[i : i + 1]
+            problem, y = measure(truth, [name], *tasks[i % len(tasks)])
+            z = Noise([derive_seed(2, name)], device=crops.device).normal(truth.shape)
+            x0 = self.prior.predict(self.schedule.add_noise(truth, half, z), half).x0.float()
+            size = (truth.shape[-2], truth.shape[-1])
+            restored = self._restore(truth, [name], problem, y)
+            rows.append(torch.cat([truth, problem.operator.to_image(y, size), x0, restored]))
+        return rows
 
 
 def measure(crops: Tensor, names: Sequence[str], task: str, sigma_y: float) -> tuple[Problem, Tensor]:
@@ -245,9 +291,30 @@ def measure(crops: Tensor, names: Sequence[str], task: str, sigma_y: float) -> t
         return problem, problem.operator.add_noise(y, z, problem.sigma) if sigma_y > 0 else y
 
 
-def round_to_8_bit(y: Tensor) -> Tensor:
-    """What a measurement becomes in a PNG file."""
-    return ((y.clamp(-1, 1) + 1) * 127.5).round() / 127.5 - 1
+def schedule_remark(prior: Prior) -> dict[str, Any]:
+    """The settings of a prior that decide its schedule, as its scheduler has them."""
+    keys = ("num_train_timesteps", "beta_schedule", "beta_start", "beta_end", "trained_betas")
+    return {key: prior.scheduler_config[key] for key in keys if key in prior.scheduler_config}
+
+
+def check_schedules(prior: Prior, network_folder: Path | None) -> None:
+    """Refuse a prior whose schedule is not the one that networks are built for, or `network_folder` was
+    trained with."""
+    if prior.schedule.train_steps != TRAIN_STEPS:
+        raise UserError(
+            f"the prior's schedule has {prior.schedule.train_steps} steps; a data-consistency network is trained "
+            f"on {TRAIN_STEPS}: give a prior with num_train_timesteps {TRAIN_STEPS}"
+        )
+    if network_folder is None:
+        return
+    then = read_config(network_folder).get("_prior_schedule")
+    if then is not None and not torch.equal(
+        schedule_from_config(then).alpha_bars, prior.schedule.alpha_bars.cpu()
+    ):
+        raise UserError(
+            f"the network in {network_folder} was trained with another schedule ({then}) than this prior's "
+            f"({schedule_remark(prior)}); give the prior it was trained with, or leave --init out"
+        )
 
 
 def kl_of_step(

@@ -7,8 +7,8 @@ where an uninterrupted one does (on the CPU, and wherever the kernels are determ
 import dataclasses
 import json
 import math
-import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,33 +17,37 @@ import torch
 from torch import Tensor, nn
 
 from ddc.errors import UserError
-from ddc.training.checkpoints import latest_checkpoint, read_checkpoint, write_checkpoint
-from ddc.training.data import Draws, Pool, centre_crops, find_sources, load_pool, split_holdout
+from ddc.training.checkpoints import latest_checkpoint, read_checkpoint, replacing, write_checkpoint
+from ddc.training.data import Draws, Pictures, centre_crops, find_sources, load_pictures, split_holdout
+from ddc.training.display import Display, Log, write_grid
 from ddc.training.objectives import Objective
 from ddc.training.settings import LoopSettings
 
 # settings that may change between a run and its resumption
 _FREE = {
-    "minutes",
-    "total_minutes",
-    "out",
-    "resume",
+    "checkpoints",
     "compile",
     "compile_cache",
-    "save_every",
+    "data",  # its folder may have moved; that the pictures are the same is checked
+    "export_dtype",
+    "export_every_minutes",
     "keep",
     "log_every",
-    "steps",
-}
-_FREE |= {
-    "export_every_minutes",
-    "export_dtype",
+    "memory_share",
+    "minutes",
+    "out",
+    "pictures_every",
+    "resume",
+    "save_every",
     "shard_mb",
+    "steps",
+    "stream",
+    "total_minutes",
     "validate_every",
     "validation_limit",
-    "checkpoints",
-    "data",
+    "workers",
 }
+_GRID_ROWS = 8
 
 
 @dataclass
@@ -72,167 +76,357 @@ class Average:
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.state = {k: v.detach().float().clone() for k, v in module.state_dict().items()}
+        self.live = {k: v.detach() for k, v in module.state_dict().items()}  # trained in place
+        self.state = {k: v.float().clone() for k, v in self.live.items()}
 
     @torch.no_grad()
-    def update(self, module: nn.Module, step: int) -> None:
+    def update(self, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
-        current = module.state_dict()
-        names = list(self.state)
-        torch._foreach_lerp_([self.state[k] for k in names], [current[k].float() for k in names], 1 - decay)
+        torch._foreach_lerp_(list(self.state.values()), [self.live[k].float() for k in self.state], 1 - decay)
+
+
+class Guard:
+    """The first step whose loss was not finite, remembered on the device and told a little later.
+
+    Asking a GPU at every step would make it wait; the answer is copied while it works on.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.first = torch.full((), -1, dtype=torch.int64, device=device)
+        self._host = torch.full((), -1, dtype=torch.int64)
+        if device.type == "cuda":
+            self._host = self._host.pin_memory()
+
+    def look(self, good: Tensor, step: int) -> None:
+        self.first = torch.where(~good & (self.first < 0), step, self.first)
+        self._host.copy_(self.first, non_blocking=True)
+
+    def failed(self, wait: bool = False) -> int | None:
+        """The step, if it is known by now; with `wait`, if there was one."""
+        step = int(self.first) if wait else int(self._host)
+        return step if step >= 0 else None
 
 
 def train(
     objective: Objective, settings: LoopSettings, report: Callable[[str], None] | None = None
 ) -> Progress:
     """Train until the steps or the minutes are over; save, export, and say how it went."""
-    from accelerate import Accelerator
-
     start = time.monotonic()
+    try:
+        from accelerate import Accelerator
+    except ImportError:
+        raise UserError("training needs accelerate; install it with `pip install ddc[train]`") from None
     cuda = torch.cuda.is_available()
     precision = settings.precision if settings.precision != "auto" else ("bf16" if cuda else "fp32")
-    if precision == "bf16" and not cuda:
-        raise UserError("bf16 training needs a CUDA device; use --precision fp32 on this machine")
+    if precision != "fp32" and not cuda:
+        raise UserError(f"{precision} training needs a CUDA device; use --precision fp32 on this machine")
     accelerator = Accelerator(
         mixed_precision="no" if precision == "fp32" else precision,
         gradient_accumulation_steps=settings.accumulate,
     )
-    device, main = accelerator.device, accelerator.is_main_process
-    say = report or (lambda text: print(text, file=sys.stderr, flush=True))
-    if not main:
-        say = lambda text: None  # noqa: E731
     if cuda:
         torch.backends.cudnn.benchmark = True
+    with Display(report, accelerator.is_main_process) as display:
+        return _Run(objective, settings, accelerator, display, start).train()
 
-    pool, validation = _load_data(settings, device)
-    say(f"training on {pool.report()}" + (f", validating on {len(validation)}" if validation else ""))
-    draws = Draws(
-        pool,
-        settings.crop,
-        settings.seed,
-        accelerator.process_index,
-        accelerator.num_processes,
-        settings.flip,
-    )
 
-    module = objective.module.to(device)
-    module.train().requires_grad_(True)
-    if cuda:
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    fused: dict[str, Any] = {"fused": True} if cuda else {}
-    optimiser = torch.optim.AdamW(
-        module.parameters(),
-        settings.learning_rate,
-        settings.betas,
-        weight_decay=settings.weight_decay,
-        **fused,
-    )
-    average = Average(module, settings.ema)
-    progress = Progress()
-    _resume(settings, objective, module, optimiser, average, draws, progress, device, bool(fused), say)
+class _Run:
+    """One call of `train`."""
 
-    if settings.compile:
-        _load_compile_cache(settings, say)
-        module.compile(dynamic=False)
-    forward, optimiser = accelerator.prepare(module, optimiser)
-    scale_seconds = progress.seconds
-    first_step = progress.step
-    last_log, last_export = (time.monotonic(), progress.step), time.monotonic()
-    writer = _writer(settings) if main else None
+    def __init__(
+        self,
+        objective: Objective,
+        settings: LoopSettings,
+        accelerator: Any,
+        display: Display,
+        start: float,
+    ) -> None:
+        self.objective, self.settings, self.accelerator, self.display = (
+            objective,
+            settings,
+            accelerator,
+            display,
+        )
+        self.start, self.main, self.device = start, accelerator.is_main_process, accelerator.device
+        self.pictures, self.validation = _load_data(settings, self.device)
+        display.say(
+            f"training on {self.pictures.report()}"
+            + (f", validating on {len(self.validation)}" if self.validation else "")
+        )
+        rank, world = accelerator.process_index, accelerator.num_processes
+        self.draws = Draws(self.pictures, settings.crop, settings.seed, rank, world, settings.flip)
+        self.progress = Progress()
+        self.record = _settings_record(settings) | {
+            "pictures": self.pictures.fingerprint(),
+            "processes": world,
+            **objective.identity(),
+        }
 
-    def share() -> float:
-        if settings.total_minutes is not None:
-            return (scale_seconds + time.monotonic() - start) / (60 * settings.total_minutes)
-        return progress.step / settings.steps
+        objective.prepare(self.device)
+        self.module = objective.module.to(self.device)
+        self.module.train().requires_grad_(True)
+        cuda = self.device.type == "cuda"
+        if cuda:
+            self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        options: dict[str, Any] = {"fused": True} if cuda else {}
+        optimiser = torch.optim.AdamW(
+            self.module.parameters(),
+            settings.learning_rate,
+            settings.betas,
+            weight_decay=settings.weight_decay,
+            **options,
+        )
+        self.average = Average(self.module, settings.ema)
+        self._resume(optimiser)
+        if settings.compile:
+            _load_compile_cache(settings, display.say)
+            self.module.compile(dynamic=False)
+        self.forward, self.optimiser = accelerator.prepare(self.module, optimiser)
 
-    def out_of_time() -> bool:
-        if settings.minutes is not None and time.monotonic() - start > 60 * settings.minutes:
-            return True
-        return share() >= 1
+        self.seconds_before = self.progress.seconds
+        self.saving = 0.0  # seconds that the longest save took
+        self.guard = Guard(self.device)
+        self.recent: deque[tuple[int, str]] = deque(maxlen=64)  # steps and what was in their batches
 
-    def save(name: str = "") -> None:
-        progress.seconds = scale_seconds + time.monotonic() - start
-        if main and settings.checkpoints:
-            _save(settings, objective, accelerator.unwrap_model(forward), optimiser, average, draws, progress)
-        if main:
-            _export(settings, objective, average, progress)
-        accelerator.wait_for_everyone()
+    # -- the loop --------------------------------------------------------------------------------------------
 
-    first_share = share()
-    while not _agree(accelerator, out_of_time()):
-        rate = settings.learning_rate * learning_rate_factor(settings, progress.step, share())
+    def train(self) -> Progress:
+        settings, progress, display = self.settings, self.progress, self.display
+        log = Log(settings.out) if self.main else None
+        first_step, first_share = progress.step, self._share()
+        last_log, last_export = (time.monotonic(), progress.step), time.monotonic()
+        share, stop = self._agree()
+        while not stop:
+            rate = settings.learning_rate * learning_rate_factor(settings, progress.step, share)
+            terms = self._step(rate)
+            self._check(wait=False)
+
+            step = progress.step
+            if step % settings.log_every == 0 or step == first_step + 1:
+                self._check(wait=True)
+                figures = {k: float(v.detach()) for k, v in terms.items()}
+                now = time.monotonic()
+                pictures = settings.batch_size * settings.accumulate * self.accelerator.num_processes
+                speed = (step - last_log[1]) * pictures / max(now - last_log[0], 1e-9)
+                figures |= {"step": step, "rate": rate, "images_per_second": speed}
+                last_log = (now, step)
+                progress.history.append(figures)
+                gone = max(self._share() - first_share, 1e-9)
+                display.progress(figures, self._share(), (now - self.start) * (1 - self._share()) / gone)
+                if log is not None:
+                    log.write(figures)
+            if settings.validate_every and step % settings.validate_every == 0:
+                self._look(log, validate=True, pictures=False)
+            if settings.pictures_every and step % settings.pictures_every == 0:
+                self._look(log, validate=False, pictures=True)
+            if step % settings.save_every == 0:
+                self._save()
+            every = settings.export_every_minutes
+            if every and time.monotonic() - last_export > 60 * every and self.main:
+                self._export()
+                last_export = time.monotonic()
+            share, stop = self._agree()
+
+        self._check(wait=True)
+        self._save()
+        if settings.compile and self.main:
+            _save_compile_cache(settings)
+        self._look(log, validate=True, pictures=settings.pictures_every > 0)
+        if log is not None:
+            log.close()
+        passed = (time.monotonic() - self.start) / 60
+        display.say(
+            f"stopped at step {progress.step} after {passed:.1f} minutes; model in "
+            f"{settings.out / self.objective.folder}"
+        )
+        return progress
+
+    def _step(self, rate: float) -> dict[str, Tensor]:
+        """One optimiser step. One whose loss or gradient is not finite leaves the weights alone."""
+        settings, accelerator, optimiser = self.settings, self.accelerator, self.optimiser
         for group in optimiser.param_groups:
             group["lr"] = rate
+        good = torch.ones((), dtype=torch.bool, device=self.device)
         terms: dict[str, Tensor] = {}
         for _ in range(settings.accumulate):
-            with accelerator.accumulate(forward), accelerator.autocast():
-                terms = objective.losses(forward, draws, settings.batch_size, progress.step)
+            with accelerator.accumulate(self.forward), accelerator.autocast():
+                terms = self.objective.losses(
+                    self.forward, self.draws, settings.batch_size, self.progress.step
+                )
+                good = good & terms["loss"].detach().isfinite()
                 accelerator.backward(terms["loss"])
                 if accelerator.sync_gradients:
-                    terms["gradient"] = accelerator.clip_grad_norm_(forward.parameters(), settings.clip)
+                    terms["gradient"] = accelerator.clip_grad_norm_(self.forward.parameters(), settings.clip)
+                    # a loss scale that is too large is no failure; its own scaler skips that step
+                    if accelerator.scaler is None:
+                        good = good & terms["gradient"].isfinite()
+                        if self.device.type == "cuda":
+                            optimiser.optimizer.found_inf = (
+                                ~good
+                            ).float()  # the fused step then does nothing
+                        elif not bool(good):
+                            optimiser.zero_grad()  # without gradients nothing is updated
                 optimiser.step()
                 optimiser.zero_grad()
-        progress.step += 1
-        average.update(accelerator.unwrap_model(forward), progress.step)
+        self.progress.step += 1
+        self.recent.append((self.progress.step, self.objective.describe_batch()))
+        self.guard.look(good, self.progress.step)
+        self.average.update(self.progress.step)
+        return terms
 
-        if progress.step % settings.log_every == 0 or progress.step == first_step + 1:
-            figures = {k: float(v.detach()) for k, v in terms.items()}
-            if not math.isfinite(figures["loss"]):
-                save()
-                raise UserError(
-                    f"the loss is {figures['loss']} at step {progress.step} ({objective.describe_batch()}); the state "
-                    f"is saved in {settings.out}; lower --learning-rate or look at that batch"
-                )
-            now = time.monotonic()
-            images = (
-                (progress.step - last_log[1])
-                * settings.batch_size
-                * settings.accumulate
-                * accelerator.num_processes
-            )
-            figures |= {
-                "step": progress.step,
-                "rate": rate,
-                "images_per_second": images / max(now - last_log[0], 1e-9),
-            }
-            last_log = (now, progress.step)
-            progress.history.append(figures)
-            say(_line(figures, (now - start) * (1 - share()) / max(share() - first_share, 1e-9)))
-            _log(writer, settings, figures)
-        if settings.validate_every and progress.step % settings.validate_every == 0 and validation:
-            _validate(
-                settings,
-                objective,
-                accelerator.unwrap_model(forward),
-                average,
-                validation,
-                progress,
-                say,
-                writer,
-            )
-        if progress.step % settings.save_every == 0:
-            save()
-        if (
-            settings.export_every_minutes
-            and time.monotonic() - last_export > 60 * settings.export_every_minutes
-            and main
-        ):
-            _export(settings, objective, average, progress)
-            last_export = time.monotonic()
-    save()
-    if settings.compile and main:
-        _save_compile_cache(settings)
-    if validation and main:
-        _validate(
-            settings, objective, accelerator.unwrap_model(forward), average, validation, progress, say, writer
+    def _check(self, wait: bool) -> None:
+        """Stop a run whose loss is no number, with the state before that step."""
+        failed = self.guard.failed(wait)
+        if failed is None:
+            return
+        batch = next((text for step, text in self.recent if step == failed), "")
+        self.progress.seconds = self.seconds_before + time.monotonic() - self.start
+        where = self.settings.out / "not-finite"
+        self._write(where)
+        raise UserError(
+            f"the loss is not finite at step {failed}" + (f" ({batch})" if batch else "") + "; the weights "
+            f"before it are saved in {where}, and the checkpoints are as they were; lower --learning-rate or "
+            "look at that batch"
         )
-    say(
-        f"stopped at step {progress.step} after {(time.monotonic() - start) / 60:.1f} minutes; model in {settings.out / 'model'}"
-    )
-    return progress
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def _share(self) -> float:
+        """How much of the whole run lies behind."""
+        if self.settings.total_minutes is not None:
+            seconds = self.seconds_before + time.monotonic() - self.start
+            return seconds / (60 * self.settings.total_minutes)
+        return self.progress.step / self.settings.steps
+
+    def _agree(self) -> tuple[float, bool]:
+        """The share that lies behind and whether to stop, the same on all processes: their clocks differ."""
+        share, minutes = self._share(), self.settings.minutes
+        late = (
+            minutes is not None and time.monotonic() - self.start + 1.5 * self.saving > 60 * minutes
+        )  # so that the save is in time as well
+        stop = share >= 1 or late
+        if self.accelerator.num_processes == 1:
+            return share, stop
+        mine = torch.tensor(
+            [share if self.main else 0.0, float(stop)], dtype=torch.float64, device=self.device
+        )
+        share, stops = self.accelerator.reduce(mine, "sum").tolist()
+        return share, stops > 0
+
+    # -- states ----------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        begun = time.monotonic()
+        self._check(wait=True)
+        self.progress.seconds = self.seconds_before + begun - self.start
+        if self.settings.checkpoints:
+            self._write(self.settings.out / "checkpoints")
+        if self.main:
+            self._export()
+        self.accelerator.wait_for_everyone()
+        self.saving = max(self.saving, time.monotonic() - begun)
+
+    def _write(self, folder: Any) -> None:
+        """The full state. Each process has pictures of its own in flight; the main one writes them all."""
+        kept = {k: self.accelerator.gather(v) for k, v in self.objective.tensors().items()}
+        position = torch.tensor([self.draws.position], device=self.device)
+        positions = self.accelerator.gather(position).tolist()
+        if not self.main:
+            return
+        moments = {}
+        for i, parameter in enumerate(self.module.parameters()):
+            for key, value in self.optimiser.state[parameter].items():
+                moments[f"{i}.{key}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+        tensors = {"weights": self.module.state_dict(), "average": self.average.state, "optimiser": moments}
+        if kept:
+            tensors["objective"] = kept
+        record = {
+            "step": self.progress.step,
+            "seconds": self.progress.seconds,
+            "position": positions[0],
+            "positions": positions,
+            "settings": self.record,
+            "model": self.objective.model_record(),
+        }
+        write_checkpoint(folder, f"step-{self.progress.step:08d}", tensors, record, self.settings.keep)
+
+    def _resume(self, optimiser: torch.optim.Optimizer) -> None:
+        settings = self.settings
+        path = latest_checkpoint(settings.out / "checkpoints") if settings.resume else None
+        if path is None:
+            return
+        tensors, record = read_checkpoint(path)
+        different = _differences(self.record, record["settings"], settings)
+        if different:
+            raise UserError(
+                f"{settings.out} was trained with other settings: {'; '.join(different)}. Use the same, or "
+                "another --out (with --init to start from its model)"
+            )
+        self.module.load_state_dict(tensors["weights"])
+        self.average.state = {k: v.to(self.device) for k, v in tensors["average"].items()}
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.get("optimiser", {}).items():
+            index, name = key.split(".", 1)
+            moments.setdefault(int(index), {})[name] = value
+        # moments must lie in memory as their parameter does; a fused optimiser counts steps on the device
+        counter = self.device if optimiser.defaults.get("fused") else torch.device("cpu")
+        for i, parameter in enumerate(self.module.parameters()):
+            if i in moments:
+                optimiser.state[parameter] = {
+                    k: torch.empty_like(parameter).copy_(v) if v.dim() else v.to(counter)
+                    for k, v in moments[i].items()
+                }
+        self.progress.step, self.progress.seconds = record["step"], record["seconds"]
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        self.draws.position = record.get("positions", [record["position"]] * world)[rank]
+        kept = {k: v.chunk(world)[rank].to(self.device) for k, v in tensors.get("objective", {}).items()}
+        self.objective.restore(kept, self.draws)
+        self.display.say(f"resumed from {path} at step {self.progress.step}")
+
+    def _export(self) -> None:
+        settings = self.settings
+        dtype = torch.float16 if settings.export_dtype == "fp16" else torch.float32
+        with replacing(settings.out / self.objective.folder) as folder:
+            self.objective.save(folder, self.average.state, dtype=dtype, shard_mb=settings.shard_mb)
+
+    # -- what people look at ---------------------------------------------------------------------------------
+
+    def _look(self, log: Log | None, validate: bool, pictures: bool) -> None:
+        """Figures and pictures of the averaged weights; the weights in training are put back after."""
+        if log is not None:
+            module, settings, step = self.module, self.settings, self.progress.step
+            current = {k: v.clone() for k, v in module.state_dict().items()}
+            module.load_state_dict({k: v.to(current[k].dtype) for k, v in self.average.state.items()})
+            module.eval()
+            # a compiled network would be compiled anew for other batches
+            eager = torch.compiler.set_stance("force_eager")
+            kind = self.device.type
+            with eager, torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+                if validate and self.validation is not None:
+                    self._validate(log)
+                if pictures:
+                    held = self.validation or self.pictures
+                    crops, names = next(centre_crops(held, settings.crop, _GRID_ROWS, _GRID_ROWS))
+                    rows = self.objective.pictures(crops, names)
+                    write_grid(settings.out / "pictures" / f"step-{step:08d}.png", rows)
+            module.load_state_dict(current)
+            module.train()
+        self.accelerator.wait_for_everyone()
+
+    def _validate(self, log: Log) -> None:
+        assert self.validation is not None
+        step, totals = self.progress.step, dict[str, list[float]]()
+        for crops, names in centre_crops(self.validation, self.settings.crop, self.settings.batch_size):
+            for key, values in self.objective.validate(crops, names).items():
+                totals.setdefault(key, []).extend(values)
+        means = {f"validation/{k}": sum(v) / len(v) for k, v in totals.items()}
+        shown = "  ".join(f"{k.removeprefix('validation/')} {v:.4g}" for k, v in means.items())
+        self.display.say(f"step {step} validation on {len(self.validation)}: {shown}")
+        log.write({"step": step, **means})
+        self.progress.history.append({"step": step, **means})
 
 
-def _load_data(settings: LoopSettings, device: torch.device) -> tuple[Pool, Pool | None]:
+def _load_data(settings: LoopSettings, device: torch.device) -> tuple[Pictures, Pictures | None]:
     sources, held = split_holdout(find_sources(settings.data), settings.holdout)
     if settings.validation is not None:
         held = find_sources([settings.validation])
@@ -240,163 +434,22 @@ def _load_data(settings: LoopSettings, device: torch.device) -> tuple[Pool, Pool
         raise UserError(
             f"--holdout {settings.holdout} keeps every picture out of training; choose a larger number"
         )
-    validation = load_pool(held[: settings.validation_limit], settings.crop, device) if held else None
-    return load_pool(sources, settings.crop, device), validation
-
-
-def _agree(accelerator: Any, stop: bool) -> bool:
-    """Whether any process wants to stop, so that all stop at the same step."""
-    if accelerator.num_processes == 1:
-        return stop
-    flag = torch.tensor([float(stop)], device=accelerator.device)
-    return bool(accelerator.reduce(flag, "sum").item() > 0)
+    how = (settings.crop, device, settings.stream, settings.workers, settings.memory_share)
+    validation = load_pictures(held[: settings.validation_limit], *how) if held else None
+    return load_pictures(sources, *how), validation
 
 
 def _settings_record(settings: LoopSettings) -> dict[str, Any]:
     record = {k: v for k, v in dataclasses.asdict(settings).items() if k not in _FREE}
-    return json.loads(json.dumps(record, default=str))
+    return dict(json.loads(json.dumps(record, default=str)))
 
 
-def _save(
-    settings: LoopSettings,
-    objective: Objective,
-    module: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    average: Average,
-    draws: Draws,
-    progress: Progress,
-) -> None:
-    moments = {}
-    for i, parameter in enumerate(module.parameters()):
-        for key, value in optimiser.state[parameter].items():
-            moments[f"{i}.{key}"] = value if isinstance(value, Tensor) else torch.tensor(value)
-    tensors = {"weights": module.state_dict(), "average": average.state, "optimiser": moments}
-    kept = objective.tensors()
-    if kept:
-        tensors["objective"] = kept
-    record = {
-        "step": progress.step,
-        "seconds": progress.seconds,
-        "position": draws.position,
-        "settings": _settings_record(settings),
-    }
-    write_checkpoint(
-        settings.out / "checkpoints", f"step-{progress.step:08d}", tensors, record, settings.keep
-    )
-
-
-def _resume(
-    settings: LoopSettings,
-    objective: Objective,
-    module: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    average: Average,
-    draws: Draws,
-    progress: Progress,
-    device: torch.device,
-    fused: bool,
-    say: Callable[[str], None],
-) -> None:
-    path = latest_checkpoint(settings.out / "checkpoints") if settings.resume else None
-    if path is None:
-        return
-    tensors, record = read_checkpoint(path)
-    now, then = _settings_record(settings), record["settings"]
-    different = [
-        f"{k} was {then.get(k)!r} and is {now.get(k)!r}" for k in sorted(now) if now.get(k) != then.get(k)
-    ]
-    if different:
-        raise UserError(
-            f"{settings.out} was trained with other settings: {'; '.join(different)}. Use the same, or another --out "
-            "(with --init to start from its model)"
-        )
-    module.load_state_dict(tensors["weights"])
-    average.state = {k: v.to(device) for k, v in tensors["average"].items()}
-    moments: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.get("optimiser", {}).items():
-        index, name = key.split(".", 1)
-        moments.setdefault(int(index), {})[name] = value
-    for i, parameter in enumerate(module.parameters()):
-        if i in moments:
-            # moments must lie in memory as their parameter does; a fused optimiser counts steps on the device
-            optimiser.state[parameter] = {
-                k: torch.empty_like(parameter).copy_(v)
-                if v.dim()
-                else v.to(parameter.device if fused else "cpu")
-                for k, v in moments[i].items()
-            }
-    progress.step, progress.seconds = record["step"], record["seconds"]
-    draws.position = record["position"]
-    objective.restore({k: v.to(device) for k, v in tensors.get("objective", {}).items()}, draws)
-    say(f"resumed from {path} at step {progress.step}")
-
-
-def _export(settings: LoopSettings, objective: Objective, average: Average, progress: Progress) -> None:
-    dtype = torch.float16 if settings.export_dtype == "fp16" else torch.float32
-    objective.save(settings.out / "model", average.state, dtype=dtype, shard_mb=settings.shard_mb)
-
-
-def _validate(
-    settings: LoopSettings,
-    objective: Objective,
-    module: nn.Module,
-    average: Average,
-    validation: Pool,
-    progress: Progress,
-    say: Callable[[str], None],
-    writer: Any,
-) -> None:
-    """Figures of the averaged weights on held-out pictures; the weights in training are put back after."""
-    current = {k: v.clone() for k, v in module.state_dict().items()}
-    module.load_state_dict({k: v.to(current[k].dtype) for k, v in average.state.items()})
-    module.eval()
-    totals: dict[str, list[float]] = {}
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    eager = torch.compiler.set_stance(
-        "force_eager"
-    )  # a compiled network would be compiled anew for other batches
-    with eager, torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
-        for crops, names in centre_crops(validation, settings.crop, settings.batch_size):
-            for key, values in objective.validate(crops, names).items():
-                totals.setdefault(key, []).extend(values)
-    module.load_state_dict(current)
-    module.train()
-    means = {f"validation/{k}": sum(v) / len(v) for k, v in totals.items()}
-    say(
-        f"step {progress.step} validation on {len(validation)}: "
-        + "  ".join(f"{k[11:]} {v:.4g}" for k, v in means.items())
-    )
-    _log(writer, settings, {"step": progress.step, **means})
-    progress.history.append({"step": progress.step, **means})
-
-
-def _line(figures: dict[str, float], seconds_left: float) -> str:
-    shown = {k: v for k, v in figures.items() if k not in ("step", "rate", "images_per_second")}
-    terms = "  ".join(f"{k} {v:.4g}" for k, v in shown.items())
-    left = f"{seconds_left / 60:.0f} min left" if seconds_left < 1e7 else ""
-    return (
-        f"step {figures['step']:.0f}  {terms}  rate {figures['rate']:.2e}  "
-        f"{figures['images_per_second']:.0f} images/s  {left}"
-    )
-
-
-def _writer(settings: LoopSettings) -> Any:
-    """TensorBoard's writer, where it is installed; the JSON lines are written in any case."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(settings.out / "logs"))
-
-
-def _log(writer: Any, settings: LoopSettings, figures: dict[str, float]) -> None:
-    if writer is not None:
-        for key, value in figures.items():
-            if key != "step":
-                writer.add_scalar(key, value, int(figures["step"]))
-    settings.out.mkdir(parents=True, exist_ok=True)
-    with (settings.out / "log.jsonl").open("a") as file:
-        file.write(json.dumps(figures) + "\n")
+def _differences(now: dict[str, Any], then: dict[str, Any], settings: LoopSettings) -> list[str]:
+    """What differs. An option that did not exist then counts as its default; other new marks are let pass."""
+    defaults = {f.name: f.default for f in dataclasses.fields(settings)}
+    defaults = json.loads(json.dumps(defaults, default=str))
+    then = {k: then.get(k, defaults.get(k, value)) for k, value in now.items()}
+    return [f"{k} was {then[k]!r} and is {now[k]!r}" for k in sorted(now) if now[k] != then[k]]
 
 
 def _load_compile_cache(settings: LoopSettings, say: Callable[[str], None]) -> None:

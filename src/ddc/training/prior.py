@@ -1,5 +1,6 @@
 """Training a prior: DDPM (2006.11239) with ε, v or x0 as the target, and optionally a learned variance."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddc.noise import Noise
+from ddc.networks import network_config
+from ddc.noise import Noise, on_device
 from ddc.priors import Prior
 from ddc.schedule import Schedule
 from ddc.training.data import Draws
-from ddc.training.objectives import Forward, Losses, Objective, call
+from ddc.training.objectives import Forward, Losses, Objective, call, figures_of
 
 
 @dataclass
@@ -25,10 +27,14 @@ class PriorObjective(Objective):
     def __post_init__(self) -> None:
         self.module = self.prior.unet
 
+    def prepare(self, device: torch.device) -> None:
+        # a table on the CPU would be copied at each use, and each copy waits for the device
+        self.prior.schedule = Schedule(self.prior.schedule.alpha_bars.to(device))
+
     def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
         x0, numbers = draws.take(batch)
         schedule = self.prior.schedule
-        t = draws.times(numbers, schedule.train_steps, x0.device)
+        t = on_device(draws.times(numbers, schedule.train_steps), x0.device, torch.int64)
         z = Noise(draws.seeds(numbers, "noise"), device=x0.device).normal(x0.shape)
         x = schedule.add_noise(x0, t, z)
         raw = call(forward, x, t).float()
@@ -69,6 +75,13 @@ class PriorObjective(Objective):
             ]
         )
 
+    def model_record(self) -> dict[str, Any]:
+        return {
+            "kind": "prior",
+            "network": network_config(self.prior.unet),
+            "scheduler": self.prior.scheduler_config,
+        }
+
     def save(self, folder: Path, state: dict[str, Tensor], **options: Any) -> None:
         self.prior.save_pretrained(folder, state=state, **options)
 
@@ -78,11 +91,21 @@ class PriorObjective(Objective):
         figures: dict[str, list[float]] = {}
         n = self.prior.schedule.train_steps
         for t in (n // 5, 2 * n // 5, 3 * n // 5, 4 * n // 5):
-            z = Noise([t + i for i in range(len(crops))], device=crops.device).normal(crops.shape)
-            x0 = self.prior.predict(self.prior.schedule.add_noise(crops, t, z), t).x0.float()
-            mse = ((x0.clamp(-1, 1) - crops) / 2).square().mean(dim=(1, 2, 3))
-            figures[f"psnr_t{t}"] = (-10 * mse.log10()).tolist()
+            x0 = self._denoise(crops, t)[1]
+            figures[f"psnr_t{t}"] = figures_of("x0", x0, crops, None)["x0/psnr"]
         return figures
+
+    def _denoise(self, crops: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        z = Noise([t + i for i in range(len(crops))], device=crops.device).normal(crops.shape)
+        x = self.prior.schedule.add_noise(crops, t, z)
+        return x, self.prior.predict(x, t).x0.float()
+
+    @torch.no_grad()
+    def pictures(self, crops: Tensor, names: list[str]) -> list[Tensor]:
+        """Truth, and x_t with x̂0 at two noise levels."""
+        n = self.prior.schedule.train_steps
+        columns = [crops, *self._denoise(crops, n // 5), *self._denoise(crops, 3 * n // 5)]
+        return list(torch.stack(columns, dim=1).unbind(0))
 
 
 def variational_bound(
@@ -95,5 +118,5 @@ def variational_bound(
     std_q = schedule.posterior_std(x, t, s).clamp(min=1e-10)
     std_p = schedule.posterior_std(x, t, s, v).clamp(min=1e-10)
     kl = (std_p / std_q).log() + (std_q**2 + (mean_q - mean_p) ** 2) / (2 * std_p**2) - 0.5
-    per_image = kl.mean(dim=(1, 2, 3)) / torch.log(torch.tensor(2.0))
+    per_image = kl.mean(dim=(1, 2, 3)) / math.log(2.0)
     return torch.where(t > 0, per_image, torch.zeros_like(per_image)).mean()

@@ -10,13 +10,13 @@ class LoopSettings:
     """How to train, whatever is trained."""
 
     data: tuple[Path, ...]
-    """Folders, tar archives or pictures to train on."""
+    """Folders, tar archives, Parquet or Arrow files of a Hugging Face dataset, or pictures to train on."""
     out: Path
     """Folder of the run: checkpoints, logs and the exported model."""
     steps: int = 10_000
     """Optimiser steps; the end of the schedule unless --total-minutes is given."""
     minutes: float | None = None
-    """Stop and save after this many minutes of this call."""
+    """Stop and save within this many minutes of this call."""
     total_minutes: float | None = None
     """Fit the schedule to this many minutes, summed over resumed calls, instead of --steps."""
     batch_size: int = 32
@@ -27,6 +27,12 @@ class LoopSettings:
     """Side of the square training crops."""
     flip: bool = True
     """Mirror half of the crops."""
+    stream: Literal["auto", "on", "off"] = "auto"
+    """Decode pictures when they are needed, instead of once; auto does where they do not fit."""
+    workers: int = 8
+    """Threads that decode pictures."""
+    memory_share: float = 0.3
+    """Share of the device's memory that decoded pictures may take, with --stream auto."""
     learning_rate: float = 1e-4
     """Peak learning rate of AdamW."""
     schedule: Literal["cosine", "constant", "decay"] = "cosine"
@@ -52,9 +58,9 @@ class LoopSettings:
     seed: int = 0
     """Seed of everything random."""
     resume: bool = True
-    """Go on from the latest checkpoint of --out, if there is one."""
+    """Go on from the latest checkpoint of --out, if there is one; --no-resume begins again."""
     init: Path | None = None
-    """Start from the exported weights in this folder."""
+    """Start from the exported model in this folder, with its network; a checkpoint in --out goes before it."""
     save_every: int = 1000
     """Optimiser steps between checkpoints."""
     keep: int = 2
@@ -75,5 +81,7 @@ class LoopSettings:
     """Optimiser steps between validations; 0 only at the end."""
     validation_limit: int = 64
     """Most pictures to validate on."""
+    pictures_every: int = 1000
+    """Optimiser steps between grids of pictures to look at; 0 makes none."""
     checkpoints: bool = True
     """Write full training states (off where only the exported model can be kept)."""
