@@ -1,5 +1,6 @@
 """The benchmark: the same numbers however it is cut up, interrupted or batched."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -173,6 +174,25 @@ def test_what_cannot_run_is_said_and_the_rest_is_measured(
     assert len(skipped) == 2
     assert "ddnm needs" in skipped[0] and "ddc train i2sb --task jpeg37" in skipped[1]
     assert {row["solver"] for row in read_rows(tmp_path)[0]} == {"pinv"}
+
+
+def test_nothing_to_measure_is_an_error(tiny_model: Path, pictures: Path, tmp_path: Path) -> None:
+    models = Models({"tiny": tiny_model})
+    cases = make_cases(models, ["jpeg10"], [0], ["ddnm"])
+    with pytest.raises(UserError, match="nothing can be measured: ddnm on jpeg10"):
+        evaluate(cases, load_images(pictures, SIZE, 1), models, Options(tmp_path))
+    with pytest.raises(UserError, match="does not exist"):
+        load_images(tmp_path / "absent")
+
+
+def test_missing_packages_are_named_first(
+    tiny_model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jinja2" else find(name))
+    with pytest.raises(UserError, match=r"needs jinja2: pip install 'ddc\[eval\]'"):
+        Evaluate(pictures, tmp_path / "run", str(tiny_model)).run()
+    assert not (tmp_path / "run").exists()
 
 
 def test_results_schema_report_and_paired_differences(

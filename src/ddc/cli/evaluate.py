@@ -50,9 +50,10 @@ class Evaluate:
 
         from ddc.evaluation.benchmark import Models, Options, evaluate, load_images, make_cases
         from ddc.evaluation.inception import find_inception
-        from ddc.evaluation.report import Page, write_report
+        from ddc.evaluation.report import Page, check_packages, write_report
         from ddc.pipeline import pick_device
 
+        check_packages()
         device = str(pick_device(self.device))
         if device == "cuda" and "LOCAL_RANK" in os.environ:
             device = f"cuda:{os.environ['LOCAL_RANK']}"

@@ -56,8 +56,10 @@ class Reproduce:
         from ddc.evaluation.benchmark import Options, bundled_images, load_images
         from ddc.evaluation.experiments import EXPERIMENTS, Plan, reproduce
         from ddc.evaluation.inception import find_inception
+        from ddc.evaluation.report import check_packages
         from ddc.pipeline import DEFAULT_MODEL, pick_device
 
+        check_packages()
         device = str(pick_device(self.device))
         if device == "cuda" and "LOCAL_RANK" in os.environ:
             device = f"cuda:{os.environ['LOCAL_RANK']}"

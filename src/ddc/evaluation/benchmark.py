@@ -99,6 +99,8 @@ class Options:
 
 def load_images(path: Path, size: int = 256, limit: int | None = None) -> list[Image]:
     """The centres of the pictures in a folder or tar archive; `limit` takes that many, evenly over the names."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist; expected a folder or a .tar archive of pictures (--images)")
     sources = find_sources([path])
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
@@ -301,6 +303,8 @@ def evaluate(
                 skipped.append(f"{case.label} on {case.task}: {reason}")
             elif pending:
                 runnable.append((case, pending))
+        if cases and len(skipped) == len(cases):
+            raise UserError(f"nothing can be measured: {skipped[0]}")
         with progress(sum(len(pending) for _, pending in runnable), hidden=rank > 0) as advance:
             kept = {image.name for image in images[: options.keep]}
             for case, pending in runnable:

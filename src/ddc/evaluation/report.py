@@ -1,6 +1,7 @@
 """The report of a run: tables as Markdown, LaTeX and CSV, and one HTML page that needs nothing beside it."""
 
 import base64
+import importlib.util
 import io
 import json
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ddc.errors import UserError
 from ddc.evaluation.benchmark import WORST, Case, Gallery, Row, parse_solver
 from ddc.evaluation.results import HIGHER_IS_BETTER, KEY, SETS, case_name, write_results
 
@@ -68,6 +70,13 @@ class Page:
     plots: Sequence[Plot] = ()
     tables: Sequence[Table] = ()
     method: Callable[[Row], str] | None = None  # the paper's name of a row
+
+
+def check_packages() -> None:
+    """Refuse before anything is measured, not when the report is due."""
+    absent = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise UserError(f"the report needs {' and '.join(absent)}: pip install 'ddc[eval]'")
 
 
 def write_report(run: Path, page: Page | None = None) -> Path:
