@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test lint types pytest clean
+.PHONY: install demo test lint types pytest clean
 
 install: $(STAMP)
 
@@ -11,6 +11,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/ddc demo --out demo
 
 test: lint types pytest
 

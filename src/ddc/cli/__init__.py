@@ -9,6 +9,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "restore": ("ddc.cli.restore:Restore", "restore pictures: super-resolution, blur, holes, JPEG, noise"),
     "degrade": ("ddc.cli.degrade:Degrade", "make the measurement of a task from clean pictures"),
+    "demo": ("ddc.cli.demo:Demo", "degrade and restore four photographs, with a page to look at"),
     "convert": ("ddc.cli.convert:Convert", "turn a guided-diffusion checkpoint into a model folder"),
     "info": ("ddc.cli.info:Info", "what a model folder holds, and what this computer offers"),
     "evaluate": ("ddc.cli.evaluate:Evaluate", "measure solvers on a folder of pictures"),
