@@ -22,6 +22,7 @@ from ddc.evaluation.benchmark import (
     bundled_images,
     cap_evaluations,
     evaluate,
+    evenly,
     load_images,
     make_cases,
     measurement,
@@ -288,6 +289,8 @@ def test_models_that_share_a_prior_run_its_solvers_once(tiny_model: Path, tmp_pa
 
 def test_images_are_chosen_evenly_and_checked(pictures: Path, tmp_path: Path) -> None:
     assert [image.name for image in load_images(pictures, SIZE, 2)] == ["astronaut.png", "coffee.png"]
+    assert evenly(range(100), 4) == [0, 25, 50, 75] and evenly(evenly(range(100), 20), 4) == [0, 25, 50, 75]
+    assert evenly([1, 2, 3], 5) == [1, 2, 3] and evenly([1, 2], 0) == []
     assert [image.name for image in bundled_images(64, 3)] == ["astronaut", "coffee", "cat"]
     with pytest.raises(UserError, match="at least 256×256"):
         load_images(pictures, 256)

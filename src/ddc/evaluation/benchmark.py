@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from ddc.solvers.base import Solver, Step
 from ddc.training.data import decode, find_sources
 
 Row = dict[str, Any]
+T = TypeVar("T")
 Precision = Literal["fp32", "bf16", "fp16"]
 KEY = ("model", "task", "sigma", "solver", "steps")
 WORST = 3  # pictures kept of the worst results of each case
@@ -108,7 +109,7 @@ def load_images(path: Path, size: int = 256, limit: int | None = None) -> list[I
     if limit is not None:
         if limit < 1:
             raise UserError(f"the limit is {limit}; expected at least one picture")
-        sources = sources[:: max(len(sources) // limit, 1)][:limit]
+        sources = evenly(sources, limit)
     images = []
     for source in sources:
         pixels = decode(source)
@@ -116,6 +117,12 @@ def load_images(path: Path, size: int = 256, limit: int | None = None) -> list[I
             raise UserError(f"{source.name} in {path} cannot be read; remove it, or copy it again")
         images.append(Image(source.name, crop_centre(pixels, size, source.name)))
     return images
+
+
+def evenly(items: Sequence[T], count: int) -> list[T]:
+    """`count` of the items, spread over all of them; a smaller count takes a part of a larger one's where it
+    divides it."""
+    return list(items[:: max(len(items) // max(count, 1), 1)][:count])
 
 
 def bundled_images(size: int = 256, limit: int | None = None) -> list[Image]:
@@ -306,7 +313,7 @@ def evaluate(
         if cases and len(skipped) == len(cases):
             raise UserError(f"nothing can be measured: {skipped[0]}")
         with progress(sum(len(pending) for _, pending in runnable), hidden=rank > 0) as advance:
-            kept = {image.name for image in images[: options.keep]}
+            kept = {image.name for image in evenly(images, options.keep)}
             for case, pending in runnable:
                 gallery = Gallery(options.out / "pictures", case, kept, rows.values(case, "lpips"))
                 for start in range(0, len(pending), options.batch_size):

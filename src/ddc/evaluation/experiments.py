@@ -15,7 +15,17 @@ from typing import Any
 import numpy as np
 
 from ddc.errors import UserError
-from ddc.evaluation.benchmark import Case, Image, Models, Options, Row, evaluate, make_cases, read_rows
+from ddc.evaluation.benchmark import (
+    Case,
+    Image,
+    Models,
+    Options,
+    Row,
+    evaluate,
+    evenly,
+    make_cases,
+    read_rows,
+)
 from ddc.evaluation.report import (
     FIGURES,
     Cell,
@@ -194,7 +204,7 @@ def reproduce(plan: Plan) -> Path:
         "count": len(plan.images),
         "max_nfe": max_nfe,
     }
-    few = list(plan.images)[: plan.slow_limit]
+    few = plan.images if plan.slow_limit is None else evenly(plan.images, plan.slow_limit)
     slow = [case for case in cases if case.solver.evaluations() > SLOW and plan.slow_limit is not None]
     quick = [case for case in cases if case not in slow]
     skipped = evaluate(quick, plan.images, models, options, protocol)
