@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 from dataclasses import dataclass
+from itertools import pairwise
 
 import tyro
 
@@ -46,7 +47,7 @@ def ddc_arguments(command: str) -> list[str] | None:
     words = shlex.split(command, comments=True)
     if words and words[0] == "ddc":
         return words[1:]
-    for i, (first, second) in enumerate(zip(words, words[1:], strict=False)):
+    for i, (first, second) in enumerate(pairwise(words)):
         if (first, second) == ("-m", "ddc"):
             return words[i + 2 :]
     return None

@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from code_blocks import PARSED_ONLY, SHELLS, Block, code_blocks, ddc_arguments, parse_only
 from PIL import Image
 from skimage import data
+
+from code_blocks import PARSED_ONLY, SHELLS, Block, code_blocks, ddc_arguments, parse_only
 
 README = Path(__file__).parents[1] / "README.md"
 NOT_RUN = ("make", "git", "pip", "python3 -m venv", "cd", "source")

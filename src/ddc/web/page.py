@@ -29,6 +29,8 @@ CSS = """
 #kind label { padding: 6px 9px; }
 #facts:empty, #forecast:empty, #summary:empty { display: none; }
 #editor .layer-wrap, #editor .controls-wrap .upload { display: none; }
+#picture img, #clean img, #uncertainty img, .result img { width: 100%; height: 100%; object-fit: contain; }
+#files .label-clear-button, #try-files .label-clear-button { display: none; }
 footer { display: none !important; }
 """
 INTRO = """# Restore a picture
@@ -55,6 +57,17 @@ def private_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def small_pictures_only(limits: Limits) -> Iterator[None]:
+    """Gradio opens some files itself; nothing much larger than what we take is decoded anywhere."""
+    before = PIL.Image.MAX_IMAGE_PIXELS
+    PIL.Image.MAX_IMAGE_PIXELS = max(int(limits.megapixels * 1e6), 1_000_000)
+    try:
+        yield
+    finally:
+        PIL.Image.MAX_IMAGE_PIXELS = before
+
+
 class Page:
     """The handlers of the page's events. Each takes what Gradio gives and returns what it shows."""
 
@@ -72,8 +85,11 @@ class Page:
         if data is None:
             return self.cleared()
         upload = _as_upload(data)
-        with _told_to_visitor():
+        try:
             seen = self.work.inspect(upload)
+        except UserError as error:  # and what was there before is gone: nobody restores what is not shown
+            kept, _, *others = self.cleared()
+            return kept, _warn(error), *others[:-1], None
         choices = seen.suggested
         shown = gr.skip() if upload.path.suffix.lower() in SHOWN_BY_BROWSERS else seen.preview
         facts = html.escape(seen.facts, quote=False)
@@ -101,7 +117,7 @@ class Page:
         try:
             return self.work.forecast(upload, _as_choices(values))
         except UserError as error:
-            return f"⚠ {html.escape(_sentence(error), quote=False)}"
+            return f"⚠ {_sentence(error)}"
 
     def restore(
         self, visitor: str, progress: Any, upload: Upload | None, drawn: Any, *values: Any
@@ -130,13 +146,19 @@ class Page:
     # ------------------------------------------------------------------------------------------------------
     # "Try it"
 
-    def try_uploaded(self, data: Mapping[str, Any] | None) -> Upload | None:
+    def try_uploaded(self, data: Mapping[str, Any] | None) -> tuple[Any, Any]:
+        """→ upload, picture."""
+        import gradio as gr
+
         if data is None:
-            return None
+            return None, gr.skip()
         upload = _as_upload(data)
-        with _told_to_visitor():
+        try:
             self.work.read(upload)
-        return upload
+        except UserError as error:
+            _warn(error)
+            return None, None
+        return upload, gr.skip()
 
     def compare(
         self,
@@ -309,16 +331,17 @@ class Page:
                     elem_id="slider",
                 )
                 summary = gr.Markdown(elem_id="summary")
-                files = gr.File(
-                    label="Download", file_count="multiple", visible=False, interactive=False, elem_id="files"
-                )
                 uncertainty = gr.Image(
                     label="Uncertainty: pale where the samples differ",
                     format="png",
                     interactive=False,
                     visible=False,
+                    height=420,
                     buttons=["download", "fullscreen"],
                     elem_id="uncertainty",
+                )
+                files = gr.File(
+                    label="Download", file_count="multiple", visible=False, interactive=False, elem_id="files"
                 )
                 with gr.Accordion("The same on your own computer", open=False):
                     command = gr.Code(
@@ -407,30 +430,33 @@ class Page:
                     go = gr.Button("Degrade and restore", variant="primary", elem_id="compare")
                     halt = gr.Button("Stop")
             with gr.Column(scale=1, min_width=360):
+                plain: dict[str, Any] = {
+                    "format": "png",
+                    "interactive": False,
+                    "buttons": ["fullscreen"],
+                    "height": 300,
+                    "elem_classes": "result",
+                }
                 with gr.Row():
-                    clean = gr.Image(label="Clean", format="png", interactive=False, buttons=["fullscreen"])
-                    measured = gr.Image(
-                        label="Degraded", format="png", interactive=False, buttons=["fullscreen"]
-                    )
+                    clean = gr.Image(label="Clean", **plain)
+                    measured = gr.Image(label="Degraded", **plain)
                 with gr.Row():
-                    one = gr.Image(
-                        label="Solver", format="png", interactive=False, buttons=["fullscreen"], elem_id="one"
-                    )
-                    two = gr.Image(
-                        label="Against",
-                        format="png",
-                        interactive=False,
-                        buttons=["fullscreen"],
-                        elem_id="two",
-                    )
+                    one = gr.Image(label="Solver", elem_id="one", **plain)
+                    two = gr.Image(label="Against", elem_id="two", **plain)
                 table = gr.Markdown(elem_id="table")
-                files = gr.File(label="Download", file_count="multiple", visible=False, interactive=False)
+                files = gr.File(
+                    label="Download",
+                    file_count="multiple",
+                    visible=False,
+                    interactive=False,
+                    elem_id="try-files",
+                )
                 with gr.Accordion("The same on your own computer", open=False):
                     command = gr.Code(
                         label="Command line", language="shell", interactive=False, wrap_lines=True, lines=1
                     )
 
-        picture.upload(self.try_uploaded, picture, upload, preprocess=False, **quietly)
+        picture.upload(self.try_uploaded, picture, [upload, picture], preprocess=False, **quietly)
         picture.clear(lambda: None, None, upload, **quietly)
         gallery.click(
             lambda index: (Upload(examples[index], examples[index].name), str(examples[index])),
@@ -485,8 +511,18 @@ def _painted(drawn: Mapping[str, Any] | None) -> Array | None:
 
 
 def _sentence(error: UserError) -> str:
-    text = str(error)
-    return text[:1].upper() + text[1:].rstrip(".") + "."
+    text = str(error).rstrip(".") + "."
+    first = text.split()[0]
+    names_something = first in SOLVERS or not first.isalpha()
+    return html.escape(text if names_something else text[:1].upper() + text[1:], quote=False)
+
+
+def _warn(error: UserError) -> str:
+    """Show a warning, and return it for a place where it stays."""
+    import gradio as gr
+
+    gr.Warning(_sentence(error), title="That did not work", duration=20)
+    return f"⚠ {_sentence(error)}"
 
 
 @contextlib.contextmanager
@@ -497,8 +533,9 @@ def _told_to_visitor() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        text = html.escape(_sentence(error), quote=False)
-        raise gr.Error(text, title="That did not work", duration=20, print_exception=False) from None
+        raise gr.Error(
+            _sentence(error), title="That did not work", duration=20, print_exception=False
+        ) from None
 
 
 def serve(
@@ -510,14 +547,12 @@ def serve(
     wait: Callable[[Any], None] | None = None,
 ) -> None:
     """Show the page until interrupted. `wait` (for tests) is given the running page and returns to end it."""
-    with private_folder() as folder:
+    with private_folder() as folder, small_pictures_only(limits):
         try:
             import gradio as gr
         except ImportError:
             raise UserError("the web page needs another package: pip install 'ddc[web]'") from None
         work = Service(pipe, limits, folder)
-        # Gradio opens some files itself; nothing much larger than what we take should be decoded anywhere
-        PIL.Image.MAX_IMAGE_PIXELS = max(int(limits.megapixels * 1e6), 1_000_000)
         work.warm_up()
         page = Page(work).build()
         ended = threading.Event()

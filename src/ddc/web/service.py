@@ -5,6 +5,7 @@ what a page can show, and what is too large or too slow for a shared computer is
 """
 
 import math
+import re
 import shlex
 import threading
 import time
@@ -37,6 +38,7 @@ Progress = Callable[[float, str], None]
 
 KINDS = ("Low resolution", "Blur", "Holes", "JPEG artefacts", "Noise")
 NEED_A_FILE = ("blur", "inpaint", "custom")  # tasks that a menu alone cannot name
+SHOWABLE = "PNG, JPEG, WebP, TIFF, BMP or HEIC"
 VIEW = 1600  # pixels; a longer picture is shown smaller, and downloaded whole
 CANVAS = 768  # pixels of the picture that holes are painted on
 NOTICEABLE = 0.02  # an estimate of σ_y below this is the picture's own detail
@@ -185,8 +187,8 @@ class Service:
             width, height = _size_in_file(upload.path)
             self._check_size(height, width)
             picture = Picture.read(upload.path)
-        except UserError as error:  # the visitor's name for it, not ours
-            raise UserError(str(error).replace(str(upload.path), upload.name)) from None
+        except UserError as error:
+            raise _named_as_given(error, upload) from None
         if min(picture.size) < 8:
             raise UserError(
                 f"{upload.name} has {width}×{height} pixels; expected at least 8 on each side. Choose a larger one"
@@ -196,8 +198,8 @@ class Service:
     def _check_size(self, height: int, width: int) -> None:
         if height * width > self.limits.megapixels * 1e6:
             raise UserError(
-                f"the picture has {width}×{height} pixels ({height * width / 1e6:.1f} megapixels); this page takes up "
-                f"to {self.limits.megapixels:g}. Make it smaller, or use `ddc restore`, which takes any size"
+                f"this would be a picture of {width}×{height} pixels ({height * width / 1e6:.1f} megapixels); this page "
+                f"takes up to {self.limits.megapixels:g}. Make it smaller, or use `ddc restore`, which takes any size"
             )
 
     def solver_names(self) -> list[str]:
@@ -265,7 +267,7 @@ class Service:
         try:
             width, height = _size_in_file(upload.path)
         except UserError as error:
-            raise UserError(str(error).replace(str(upload.path), upload.name)) from None
+            raise _named_as_given(error, upload) from None
         return height, width
 
     def _checked(self, choices: Choices, size: tuple[int, int]) -> tuple[Solver, Operator]:
@@ -452,12 +454,15 @@ class Service:
 # what a file says
 
 
+def _named_as_given(error: UserError, upload: Upload) -> UserError:
+    """The same error with the visitor's name of the file, and without the formats of programs."""
+    return UserError(str(error).replace(str(upload.path), upload.name).replace(READABLE, SHOWABLE))
+
+
 def _size_in_file(path: Path) -> tuple[int, int]:
     """Width and height as the file's header says, without decoding it."""
-    if path.suffix.lower() == ".npy":  # only pictures come through a web page
-        raise UserError(
-            f"{path} is not a picture that can be shown; expected {READABLE.removesuffix(' or .npy')}"
-        )
+    if path.suffix.lower() == ".npy":  # for programs, and not from strangers
+        raise UserError(f"{path} is not a picture that can be shown; expected {READABLE}")
     if not path.exists():
         raise UserError(f"{path} is no longer here, for uploads are kept for a short time; upload it again")
     try:
@@ -465,10 +470,15 @@ def _size_in_file(path: Path) -> tuple[int, int]:
             warnings.simplefilter("ignore")
             with PIL.Image.open(path) as image:
                 width, height = image.size
-                lying = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # the camera was held upright
-                return (height, width) if lying else (width, height)
-    except PIL.Image.DecompressionBombError:
-        raise UserError(f"{path} claims far more pixels than this page takes; make it smaller") from None
+                # only of cameras' formats: looking for it decodes a PNG
+                turned = image.format in ("JPEG", "MPO") and image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+                return (height, width) if turned else (width, height)
+    except PIL.Image.DecompressionBombError as error:
+        pixels = next(int(word) for word in re.findall(r"\d+", str(error)))
+        raise UserError(
+            f"{path} claims {pixels / 1e6:.0f} megapixels, far more than this page takes. Make it smaller, or use "
+            "`ddc restore`, which takes any size"
+        ) from None
     except (PIL.UnidentifiedImageError, OSError, ValueError, SyntaxError):
         Picture.read(path)  # says what is wrong with it, and reads formats that Pillow needs help with
         raise UserError(f"{path} is not a picture that can be read; expected {READABLE}") from None

@@ -1,0 +1,346 @@
+"""What the web page does, without the page."""
+
+import io
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from skimage import data
+
+from ddc.cli import main
+from ddc.errors import UserError
+from ddc.images import Picture
+from ddc.pipeline import RestorationPipeline
+from ddc.problems import TASKS
+from ddc.solvers import SOLVERS
+from ddc.web import service
+from ddc.web.service import KINDS, Choices, Limits, Service, Upload, Visitors
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_model: Path) -> RestorationPipeline:
+    return RestorationPipeline.from_pretrained(tiny_model)
+
+
+@pytest.fixture
+def work(pipe: RestorationPipeline, tmp_path: Path) -> Service:
+    made = Service(pipe, Limits(megapixels=1, minutes=5), tmp_path / "files")
+    made.warm_up()
+    return made
+
+
+def saved(path: Path, pixels: np.ndarray, **options: object) -> Upload:
+    Image.fromarray(pixels).save(path, **options)  # type: ignore[arg-type]
+    return Upload(path, path.name)
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Upload:
+    return saved(tmp_path / "my photo.png", data.astronaut()[20:52, 180:228])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# before a restoration
+
+
+def test_a_jpeg_file_says_its_quality(work: Service, tmp_path: Path) -> None:
+    seen = work.inspect(saved(tmp_path / "a.jpg", data.astronaut()[:96, :128], quality=23))
+    assert seen.suggested.kind == "JPEG artefacts" and seen.suggested.quality == 23
+    assert seen.suggested.task == "jpeg23" and "JPEG of quality 23" in seen.facts
+    assert "128 × 96 pixels" in seen.facts and seen.preview.shape == (96, 128, 3)
+
+
+def test_noise_is_estimated_and_suggested(work: Service, tmp_path: Path) -> None:
+    noisy = data.coffee()[100:228, 200:328] + np.random.default_rng(0).normal(0, 0.1 * 255, (128, 128, 3))
+    seen = work.inspect(saved(tmp_path / "a.png", noisy.clip(0, 255).astype(np.uint8)))
+    assert seen.suggested.kind == "Noise" and seen.suggested.sigma == pytest.approx(0.1, rel=0.25)
+    clean = work.inspect(saved(tmp_path / "b.png", data.coffee()[100:228, 200:328]))
+    assert clean.suggested.kind == "Low resolution" and clean.suggested.sigma == 0
+
+
+def test_transparent_pixels_are_holes(work: Service, tmp_path: Path) -> None:
+    pixels = np.dstack([data.astronaut()[:64, :64], np.full((64, 64), 255, np.uint8)])
+    assert work.inspect(saved(tmp_path / "whole.png", pixels)).suggested.kind != "Holes"
+    pixels[10:20, 10:20, 3] = 0
+    assert work.inspect(saved(tmp_path / "holes.png", pixels)).suggested.kind == "Holes"
+
+
+def test_what_is_no_picture_is_refused_by_its_own_name(work: Service, tmp_path: Path) -> None:
+    path = tmp_path / "a1b2c3" / "stored.png"
+    path.parent.mkdir()
+    path.write_text("no picture")
+    with pytest.raises(UserError, match=r"^holiday\.png is not a picture") as refused:
+        work.inspect(Upload(path, "holiday.png"))
+    assert str(tmp_path) not in str(refused.value)
+    np.save(tmp_path / "a.npy", np.zeros((9, 9, 3)))
+    with pytest.raises(UserError, match="not a picture that can be shown"):
+        work.inspect(Upload(tmp_path / "a.npy", "a.npy"))
+    with pytest.raises(UserError, match=r"gone\.png is no longer here"):
+        work.inspect(Upload(tmp_path / "gone.png", "gone.png"))
+    with pytest.raises(UserError, match="at least 8"):
+        work.inspect(saved(tmp_path / "dot.png", np.zeros((2, 2, 3), np.uint8)))
+
+
+def test_what_is_too_large_is_refused_before_it_is_decoded(work: Service, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.new("1", (12_000, 12_000)).save(buffer, "PNG")
+    (tmp_path / "bomb.png").write_bytes(buffer.getvalue())
+    started = time.perf_counter()
+    with pytest.raises(UserError, match="takes up to 1"):
+        work.inspect(Upload(tmp_path / "bomb.png", "bomb.png"))
+    assert time.perf_counter() - started < 0.2
+    upload = saved(tmp_path / "wide.png", np.zeros((110, 10_000, 3), np.uint8))
+    with pytest.raises(UserError, match="10000×110 pixels"):
+        work.inspect(upload)
+
+
+def test_a_photograph_held_upright_is_told_upright(work: Service, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    upload = saved(tmp_path / "a.jpg", data.astronaut()[:40, :64], exif=exif)
+    assert "40 × 64 pixels" in work.inspect(upload).facts
+    assert "40 × 64 pixels" in work.forecast(upload, Choices(kind="Noise"))
+
+
+def test_time_is_told_beforehand(work: Service, tmp_path: Path, photo: Upload) -> None:
+    small = work.forecast(photo, Choices(scale=2))
+    assert "96 × 64 pixels" in small and "take about a second" in small
+    work.rates["ddc"] = 100.0  # seconds per evaluation and megapixel
+    large = work.forecast(
+        saved(tmp_path / "wide.png", np.zeros((96, 500, 3), np.uint8)), Choices(kind="Noise")
+    )
+    assert "large" in large and ("minutes" in large or "seconds" in large)
+    with pytest.raises(UserError, match="this page allows 5 minutes"):
+        work.forecast(photo, Choices(kind="Noise", solver="ddrm", steps=1000, samples=8))
+    with pytest.raises(UserError, match="takes up to 1"):
+        work.forecast(saved(tmp_path / "b.png", np.zeros((300, 400, 3), np.uint8)), Choices(scale=8))
+
+
+def test_the_forecast_follows_the_measured_speed(work: Service) -> None:
+    from ddc.operators import Denoise
+    from ddc.pipeline import make_solver
+
+    work.rates = {"ddc": 10.0}
+    expected = work.expected_seconds((200, 200), Denoise(), make_solver("ddc", 5), samples=3)
+    assert expected == pytest.approx(3 * 10 * 0.04 * 10)
+    assert work.expected_seconds((200, 200), Denoise(), make_solver("dps", 10)) == pytest.approx(
+        10 * 0.04 * 30
+    )
+    tiled = work.expected_seconds((200, 1000), Denoise(), make_solver("ddc", 5))
+    assert tiled > 5 * 10 * 0.04 * 10  # tiles overlap
+
+
+def test_refusals_of_solvers_come_before_the_run(work: Service, photo: Upload) -> None:
+    with pytest.raises(UserError, match="ddnm needs a linear operator"):
+        work.forecast(photo, Choices(kind="JPEG artefacts", solver="ddnm"))
+    with pytest.raises(UserError, match="expected 1 to 8"):
+        work.forecast(photo, Choices(samples=9))
+    with pytest.raises(UserError, match="is not known"):
+        work.forecast(photo, Choices(kind="Everything"))
+
+
+def test_menus_come_from_the_registries(work: Service) -> None:
+    assert set(service.try_tasks()) == set(TASKS) - {"blur", "inpaint", "custom"}
+    names = work.solver_names()
+    assert names[0] == "ddc" and set(names) < set(SOLVERS) and "i2sb" not in names
+    assert all(Choices(kind=kind).task for kind in KINDS)
+    assert Choices(kind="Blur", motion=True, blur=9, angle=30).task == "motion9@30"
+    assert Choices(kind="Blur", blur=1.5).task == "gauss1.5"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# restoring
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        Choices(scale=2, seed=3),
+        Choices(kind="Noise", sigma=0.05, solver="ddrm", steps=3, samples=2),
+        Choices(kind="Blur", blur=1.5, steps=2),
+        Choices(kind="Holes"),
+        Choices(kind="JPEG artefacts", quality=30),
+    ],
+    ids=lambda choices: choices.kind,
+)
+def test_the_command_line_and_python_do_the_same(
+    work: Service, photo: Upload, tiny_model: Path, choices: Choices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    painted = np.zeros((16, 24), np.uint8)
+    painted[4:8, 4:8] = 255
+    done = work.restore(photo, choices, painted)
+    assert done.files[0].name == "my photo_restored.png"
+    folder = photo.path.parent
+    if choices.kind == "Holes":
+        mask = np.asarray(Image.open(done.files[-1]))
+        assert mask.shape == (32, 48) and mask.mean() == pytest.approx(255 * (1 - 16 / (16 * 24)))
+        (folder / "mask.png").write_bytes(done.files[-1].read_bytes())
+
+    monkeypatch.chdir(folder)
+    command = shlex.split(done.command)
+    assert command[0] == "ddc" and main([*command[1:], "--model", str(tiny_model), "--device", "cpu"]) == 0
+    ours, theirs = Picture.read(done.files[0]).pixels, Picture.read(folder / done.files[0].name).pixels
+    assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1
+    (folder / done.files[0].name).unlink()
+    code = done.python.replace("from_pretrained()", f"from_pretrained({str(tiny_model)!r})")
+    exec(compile(code, "snippet", "exec"), {})
+    theirs = Picture.read(folder / done.files[0].name).pixels
+    assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1
+
+
+def test_before_and_after_have_one_size(work: Service, photo: Upload) -> None:
+    seen: list[tuple[float, str]] = []
+    done = work.restore(photo, Choices(scale=4), progress=lambda share, text: seen.append((share, text)))
+    assert done.before.shape == done.after.shape == (128, 192, 3) and done.uncertainty is None
+    assert [share for share, _ in seen] == sorted(share for share, _ in seen) and seen[-1][0] == 1
+    assert "192 × 128 pixels in" in done.summary
+
+
+def test_uncertainty_lies_where_the_holes_are(work: Service, photo: Upload) -> None:
+    painted = np.zeros((32, 48), np.uint8)
+    painted[:, :16] = 1
+    done = work.restore(photo, Choices(kind="Holes", solver="ddnm", steps=3, samples=3), painted)
+    assert done.uncertainty is not None and done.uncertainty.shape == done.after.shape
+    assert done.uncertainty[:, :16].mean() > 10 * max(done.uncertainty[:, 16:].mean(), 1)
+    assert [path.name[-6:] for path in done.files[1:4]] == ["_1.png", "_2.png", "_3.png"]
+    assert "3 samples" in done.summary
+
+
+def test_heat_map() -> None:
+    std = torch.linspace(0, 0.2, 256).expand(3, 4, 256)
+    heat = service.heat_map(std)
+    assert heat.shape == (4, 256, 3) and heat.dtype == np.uint8
+    brightness = heat[0].astype(int).sum(1)
+    assert (np.diff(brightness) >= -1).all() and brightness[0] < 10 and brightness[-1] > 600
+    assert not service.heat_map(torch.zeros(3, 4, 4)).any(where=[True, True, False])
+
+
+def test_holes_must_be_painted_and_leave_something(work: Service, photo: Upload) -> None:
+    with pytest.raises(UserError, match="paint over"):
+        work.restore(photo, Choices(kind="Holes"), None)
+    with pytest.raises(UserError, match="leave some"):
+        work.restore(photo, Choices(kind="Holes"), np.ones((8, 8), np.uint8))
+
+
+def test_a_run_can_be_stopped(work: Service, photo: Upload) -> None:
+    visitors = Visitors()
+    event = visitors.begin("a")
+    visitors.begin("b")
+    visitors.stop("b")
+    assert not event.is_set()
+    visitors.stop("a")
+    visitors.stop("nobody")
+    with pytest.raises(UserError, match="stopped"):
+        work.restore(photo, Choices(), progress=service.stoppable(lambda share, text: None, event))
+    assert not work.lock.locked()
+
+
+def test_restorations_run_one_at_a_time(work: Service, photo: Upload) -> None:
+    running, most = [0], [0]
+
+    def progress(share: float, text: str) -> None:
+        if share == 0:
+            return
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        time.sleep(0.005)
+        running[0] -= 1
+
+    threads = [
+        threading.Thread(target=work.restore, args=(photo, Choices(scale=2, seed=seed), None, progress))
+        for seed in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] == 1
+    assert len(list(work.folder.rglob("*_restored.png"))) == 4
+
+
+# ---------------------------------------------------------------------------------------------------------
+# trying
+
+
+def test_compare_degrades_restores_and_measures(
+    work: Service, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = saved(tmp_path / "a.png", data.chelsea()[:150, :200])
+    done = work.compare(upload, "sr4", 0.05, ("ddc", "pinv"), (2, 1), longest=96, seed=1)
+    assert done.clean.shape == done.measured.shape == done.results[0].shape == (72, 96, 3)
+    rows = [row.split("|") for row in done.table.splitlines()[2:]]
+    assert [row[1].strip() for row in rows] == ["ddc", "pinv"] and rows[1][3].strip() == "0"
+    assert 5 < float(rows[1][4].split()[0]) < 40 and 0 < float(rows[1][5]) < 2
+    folder = tmp_path / "again"
+    folder.mkdir()
+    (folder / "clean.png").write_bytes(done.files[0].read_bytes())
+    monkeypatch.chdir(folder)
+    degrade, *restores = (shlex.split(line)[1:] for line in done.command.splitlines())
+    assert main(degrade) == 0
+    assert np.array_equal(np.load("measured.npy"), np.load(done.files[1]))
+    for command, file in zip(restores, done.files[2:], strict=True):
+        assert main([*command, "--model", str(tiny_model)]) == 0
+        ours, theirs = Picture.read(file).tensor, Picture.read(file.name).tensor
+        assert float((ours - theirs).abs().max()) < 0.01
+
+
+def test_compare_refuses_what_cannot_work(work: Service, photo: Upload) -> None:
+    with pytest.raises(UserError, match="ddrm needs an operator with an SVD"):
+        work.compare(photo, "jpeg10", 0.0, ("ddc", "ddrm"), (2, 2))
+    with pytest.raises(UserError, match="not offered"):
+        work.compare(photo, "custom", 0.0, ("ddc", "ddrm"), (2, 2))
+    assert not list(work.folder.rglob("*.png"))
+
+
+def test_examples_are_what_they_say(work: Service, tmp_path: Path) -> None:
+    examples = service.write_examples(tmp_path / "examples")
+    assert [example.choices.kind for example in examples] == [
+        "Low resolution",
+        "Blur",
+        "Holes",
+        "Noise",
+        "JPEG artefacts",
+    ]
+    for example in examples:
+        upload = Upload(example.path, example.path.name)
+        suggested = work.inspect(upload).suggested
+        if example.choices.kind in ("Holes", "Noise", "JPEG artefacts"):
+            assert suggested.kind == example.choices.kind
+        assert "pixels" in work.forecast(upload, example.choices)
+    assert all(
+        Picture.read(path).size == (256, 256) for path in service.write_clean_examples(tmp_path / "clean")
+    )
+
+
+def test_old_files_are_removed(tmp_path: Path) -> None:
+    for name in ("old/a.png", "new/b.png", "examples/c.png"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("x")
+    past = time.time() - 3600
+    for path in (tmp_path / "old/a.png", tmp_path / "examples/c.png"):
+        os.utime(path, (past, past))
+    service.remove_old(tmp_path, 30, keep=(tmp_path / "examples",))
+    os.utime(tmp_path / "old", (past, past))  # its file went just now
+    service.remove_old(tmp_path, 30, keep=(tmp_path / "examples",))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["b.png", "c.png", "examples", "new"]
+
+
+def test_limits_and_durations() -> None:
+    with pytest.raises(UserError, match="queue must be above 0"):
+        Limits(queue=0)
+    said = [service.duration(seconds) for seconds in (0.2, 40, 300, 9000)]
+    assert said == ["a second", "40 seconds", "5 minutes", "2.5 hours"]
+
+
+def test_the_web_modules_do_not_slow_the_command_line() -> None:
+    code = "import sys; import ddc.cli.web; print('gradio' in sys.modules, 'torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout == "False False\n"
