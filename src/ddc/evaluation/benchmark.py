@@ -299,7 +299,7 @@ def evaluate(
     metrics = Metrics(options.device, options.inception)
     write_protocol(options, models, images, metrics, protocol or {}, check_only=rank > 0)
     share = list(images)[rank::world]
-    skipped: list[str] = []
+    skipped: list[tuple[str, str]] = []  # what, and why
     with RowFile(options.out, rank) as rows:
         check_truth(rows, share, metrics, options.batch_size)
         runnable: list[tuple[Case, list[Image]]] = []
@@ -307,11 +307,11 @@ def evaluate(
             pending = [image for image in share if (*case.key, image.name) not in rows.done]
             reason = why_not(case, models, images[0])
             if reason:
-                skipped.append(f"{case.label} on {case.task}: {reason}")
+                skipped.append((f"{case.label} on {case.task}", reason))
             elif pending:
                 runnable.append((case, pending))
         if cases and len(skipped) == len(cases):
-            raise UserError(f"nothing can be measured: {skipped[0]}")
+            raise UserError(f"nothing can be measured: {': '.join(skipped[0])}")
         with progress(sum(len(pending) for _, pending in runnable), hidden=rank > 0) as advance:
             kept = {image.name for image in evenly(images, options.keep)}
             for case, pending in runnable:
@@ -322,7 +322,10 @@ def evaluate(
                     advance(len(batch), f"{case.task} σ={case.sigma:g} {case.label}")
     if world > 1:
         wait_for_all()
-    return list(dict.fromkeys(skipped))
+    reasons: dict[str, list[str]] = {}
+    for what, reason in dict.fromkeys(skipped):
+        reasons.setdefault(reason, []).append(what)
+    return [f"{', '.join(whats)}: {reason}" for reason, whats in reasons.items()]
 
 
 def why_not(case: Case, models: Models, image: Image) -> str | None:
