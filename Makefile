@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test lint types pytest clean
+.PHONY: install demo test lint types pytest docs clean
 
 install: $(STAMP)
 
@@ -26,6 +26,9 @@ types: $(STAMP)
 
 pytest: $(STAMP)
 	$(BIN)/pytest
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache
