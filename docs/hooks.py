@@ -12,6 +12,7 @@ import io
 import os
 import re
 import textwrap
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def solvers() -> str:
     for name, kind in SOLVERS.items():
         module = inspect.getmodule(kind)
         assert module is not None and module.__doc__
-        equation = EQUATIONS[name].replace("\n", "<br>")
+        equation = re.sub(r"_([a-z])", r"<sub>\1</sub>", EQUATIONS[name]).replace("\n", "<br>")
         parts += [
             f"## {name}",
             module.__doc__.strip(),
@@ -163,25 +164,31 @@ def _class_of_example(name: str, wanted: str) -> str:
 def commands() -> str:
     """The help of every command and subcommand, as the command line prints it."""
     parts = []
-    for name, (_, summary) in available().items():
-        text = _help(name)
-        parts += [f"## ddc {name}", f"{summary[:1].upper()}{summary[1:]}.", f"```text\n{text}\n```"]
-        found = re.search(r"usage: .*\{([\w,-]+)\}", text)
-        for subcommand in found[1].split(",") if found else ():
+    for name, (place, summary) in available().items():
+        parts += [f"## ddc {name}", f"{summary[:1].upper()}{summary[1:]}.", f"```text\n{_help(name)}\n```"]
+        for subcommand in _subcommands(place):
             parts += [f"### ddc {name} {subcommand}", f"```text\n{_help(name, subcommand)}\n```"]
     return "\n\n".join(parts)
+
+
+def _subcommands(place: str) -> list[str]:
+    """The names of a command's subcommands: the members of a union, as the command line knows them."""
+    module, _, name = place.partition(":")
+    members = typing.get_args(getattr(importlib.import_module(module), name))
+    return [typing.get_args(member)[1].name for member in members]
 
 
 def _help(*words: str) -> str:
     output = io.StringIO()
     width = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "100"
+    os.environ["COLUMNS"] = "92"
     try:
         with contextlib.redirect_stdout(output):
             main([*words, "--help"])
     finally:
         os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
-    return re.sub(r"\x1b\[[\d;]*m", "", output.getvalue()).strip()
+    plain = re.sub(r"\x1b\[[\d;]*m", "", output.getvalue()).strip()
+    return "\n".join(textwrap.fill(line, 96) if len(line) > 96 else line for line in plain.splitlines())
 
 
 def _takes(solver: Solver, task: str) -> str:

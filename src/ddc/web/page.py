@@ -380,7 +380,14 @@ class Page:
         for control in choices:
             control.change(trigger_mode="always_last", **told)
         shown = [slider, uncertainty, summary, files, command, python]
-        go.click(restore, [upload, editor, *choices], shown, show_progress_on=slider, **heavy)
+        go.click(
+            restore,
+            [upload, editor, *choices],
+            shown,
+            show_progress_on=slider,
+            scroll_to_output=True,
+            **heavy,
+        )
         halt.click(stop, queue=False, **quietly)
 
     def _build_compare(
