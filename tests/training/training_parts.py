@@ -1,0 +1,100 @@
+"""What the tests of training share: tiny networks of the real classes, pictures, and settings that run quickly."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from skimage import data
+
+from ddc.consistency import DataConsistency
+from ddc.networks import CompactUNet
+from ddc.priors import Prior, schedule_from_config, scheduler_config
+from ddc.training.ddc import DDCObjective
+from ddc.training.settings import LoopSettings
+from ddc.training.tasks import TaskMix, parse_tasks
+
+TINY: dict[str, Any] = {
+    "channels": (8, 16),
+    "encoder_blocks": (1, 1),
+    "decoder_blocks": (1,),
+    "groups": 4,
+    "head_dim": 8,
+}
+INPUTS = ("estimate", "projection", "mask", "sigma")
+MIX = "sr4,gauss,gauss1.5,inpaint92,jpeg10,jpeg30,denoise,motion5-9,box8-16,strokes"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The same arithmetic as in a process that is started with OMP_NUM_THREADS=1."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    for i, name in enumerate(("astronaut", "coffee", "rocket")):
+        Image.fromarray(getattr(data, name)()[100:228, 150:300]).save(folder / f"{name}-{i}.png")
+    return folder
+
+
+def tiny(in_channels: int = 3, out_channels: int = 3, seed: int = 0) -> CompactUNet:
+    torch.manual_seed(seed)
+    return CompactUNet(in_channels, out_channels, **TINY)
+
+
+def tiny_prior(seed: int = 0, **options: Any) -> Prior:
+    config = scheduler_config(prediction_type="v_prediction", **options)
+    unet = tiny(seed=seed).eval().requires_grad_(False)
+    return Prior(unet, schedule_from_config(config), "v_prediction", scheduler_config=config)
+
+
+def tiny_network(seed: int = 1) -> DataConsistency:
+    return DataConsistency(tiny(3 + 8, seed=seed), INPUTS, "blend")
+
+
+def tiny_objective(**options: Any) -> DDCObjective:
+    mixes = ((1.0, TaskMix(parse_tasks(options.pop("tasks", MIX)), 0.05, 0.3, 0.5)),)
+    return DDCObjective(tiny_network(), tiny_prior(), mixes, options.pop("lpips", None), **options)
+
+
+def settings(pictures: Path, out: Path, **options: Any) -> LoopSettings:
+    quick: dict[str, Any] = {
+        "steps": 4,
+        "batch_size": 4,
+        "crop": 32,
+        "warmup": 2,
+        "learning_rate": 1e-3,
+        "log_every": 1,
+        "pictures_every": 0,
+    }
+    return LoopSettings(data=(pictures,), out=out, **(quick | options))
+
+
+def quick_arguments(pictures: Path, out: Path, **options: Any) -> list[str]:
+    """The same as words of a command line."""
+    words = ["--data", str(pictures), "--out", str(out)]
+    quick = {
+        "steps": 4,
+        "batch-size": 4,
+        "crop": 32,
+        "warmup": 2,
+        "learning-rate": 1e-3,
+        "log-every": 1,
+        "pictures-every": 0,
+    }
+    for name, value in (quick | options).items():
+        words += [f"--{name}", str(value)]
+    return words
+
+
+def write_config(path: Path, **extra: Any) -> Path:
+    path.write_text(json.dumps({"_class_name": "CompactUNet", "out_channels": 3, **TINY, **extra}))
+    return path
