@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -18,8 +20,9 @@ from skimage import data
 
 pytest.importorskip("gradio")
 
+from ddc.errors import UserError
 from ddc.pipeline import RestorationPipeline
-from ddc.web.page import Page, _painted, private_folder, serve
+from ddc.web.page import Page, _painted, free_port, private_folder, serve
 from ddc.web.service import Choices, Limits
 
 CHOICES = Choices(kind="Noise", steps=2)
@@ -218,6 +221,28 @@ def test_a_closed_tab_stops_its_run(page: Any) -> None:
     event = handlers.visitors.begin("gone")
     handlers.visitors.stop("gone")
     assert event.is_set() and "gone" not in handlers.visitors.stopped
+
+
+def test_ports(page: Any) -> None:
+    assert free_port("127.0.0.1", None) >= 7860
+    with pytest.raises(UserError, match=f"port {page.server_port} is taken"):
+        free_port("127.0.0.1", page.server_port)
+    with pytest.raises(UserError, match="cannot be listened on"):
+        free_port("203.0.113.7", None)
+    with pytest.raises(UserError, match="the port is 70000"):
+        free_port("127.0.0.1", 70_000)
+
+
+def test_ending_the_process_leaves_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ddc", "web", "--model", str(tiny_model), "--device", "cpu"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    environment.pop("GRADIO_TEMP_DIR", None)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and "http://127.0.0.1:" in process.stdout.readline()
+        assert any(tmp_path.glob("ddc-web-*/examples/*/*.png"))
+        process.terminate()
+        assert process.wait(30) == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_private_folder_is_private_and_goes() -> None:

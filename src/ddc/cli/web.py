@@ -36,7 +36,7 @@ class Web:
 
     def run(self) -> int:
         from ddc.pipeline import RestorationPipeline
-        from ddc.web.page import serve
+        from ddc.web.page import free_port, serve
         from ddc.web.service import Limits
 
         limits = Limits(
@@ -46,6 +46,7 @@ class Web:
             queue=self.queue,
             keep_minutes=self.keep_minutes,
         )
+        port = free_port(self.host, self.port)  # before the model is read
         pipe = RestorationPipeline.from_pretrained(self.model, self.network).to(self.device, self.fast)
-        serve(pipe, limits, self.host, self.port, self.open_browser)
+        serve(pipe, limits, self.host, port, self.open_browser)
         return 0

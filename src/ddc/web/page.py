@@ -5,11 +5,15 @@ is swept while the page runs and removed when it ends.
 """
 
 import contextlib
+import errno
 import html
 import os
 import shutil
+import signal
+import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -545,6 +549,40 @@ def _told_to_visitor() -> Iterator[None]:
         ) from None
 
 
+def free_port(host: str, port: int | None) -> int:
+    """A port of the host that can be listened on: the one that was asked for, or the first from 7860 on."""
+    if port is not None and not 1 <= port <= 65535:
+        raise UserError(f"the port is {port}; expected 1024 to 65535")
+    for candidate in [port] if port is not None else range(7860, 7960):
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, candidate, type=socket.SOCK_STREAM)[
+                0
+            ]
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(address)
+            return candidate
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise UserError(
+                    f"{host} port {candidate} cannot be listened on ({error}); expected an address of this computer, "
+                    "such as 127.0.0.1 or 0.0.0.0, and a port from 1024 to 65535"
+                ) from None
+    raise UserError(f"port {port or '7860 to 7959'} is taken; name another with --port")
+
+
+def _until_interrupted(page: Any) -> None:
+    """Wait for Ctrl-C, or for the signal that services are ended with: both clean up."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    with contextlib.suppress(KeyboardInterrupt):
+        while page.is_running:
+            time.sleep(0.5)
+
+
 def serve(
     pipe: RestorationPipeline,
     limits: Limits,
@@ -572,7 +610,7 @@ def serve(
         try:
             _, url, _ = page.launch(
                 server_name=host,
-                server_port=port,
+                server_port=free_port(host, port),
                 inbrowser=open_browser,
                 prevent_thread_lock=True,
                 share=False,
@@ -588,11 +626,8 @@ def serve(
                 theme=gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
                 css=CSS,
             )
-            print(f"the page is at {url} ; stop it with Ctrl-C", flush=True)
-            if wait is not None:
-                wait(page)
-            else:
-                page.block_thread()
+            print(f"the page is at {url} (stop it with Ctrl-C)", flush=True)
+            (wait or _until_interrupted)(page)
         finally:
             ended.set()
             page.close(verbose=False)
