@@ -524,7 +524,7 @@ def _painted(drawn: Mapping[str, Any] | None) -> Array | None:
 def _sentence(error: UserError) -> str:
     text = str(error).rstrip(".") + "."
     first = text.split()[0]
-    names_something = first in SOLVERS or not first.isalpha()
+    names_something = first in SOLVERS or not first.rstrip(",;:").isalpha()
     return html.escape(text if names_something else text[:1].upper() + text[1:], quote=False)
 
 
@@ -572,15 +572,12 @@ def free_port(host: str, port: int | None) -> int:
 
 
 def _until_interrupted(page: Any) -> None:
-    """Wait for Ctrl-C, or for the signal that services are ended with: both clean up."""
+    while page.is_running:
+        time.sleep(0.5)
 
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
-    with contextlib.suppress(KeyboardInterrupt):
-        while page.is_running:
-            time.sleep(0.5)
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def serve(
@@ -592,6 +589,10 @@ def serve(
     wait: Callable[[Any], None] | None = None,
 ) -> None:
     """Show the page until interrupted. `wait` (for tests) is given the running page and returns to end it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(
+            signal.SIGTERM, _interrupt
+        )  # services are ended with it, and it must clean up as Ctrl-C does
     with private_folder() as folder, small_pictures_only(limits):
         try:
             import gradio as gr
@@ -628,6 +629,8 @@ def serve(
             )
             print(f"the page is at {url} (stop it with Ctrl-C)", flush=True)
             (wait or _until_interrupted)(page)
+        except KeyboardInterrupt:
+            print("the page is closed")
         finally:
             ended.set()
             page.close(verbose=False)
