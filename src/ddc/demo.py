@@ -42,6 +42,7 @@ SETTINGS = (
     Setting("jpeg10", 0.0, "JPEG at quality 10"),
     Setting("denoise", 0.1, "strong noise"),
 )
+OVERVIEW = ("sr4", "gauss", "inpaint92", "jpeg10")
 SIDE = 256
 
 
@@ -88,6 +89,7 @@ def run_demo(out: Path, settings: list[Setting], model: Path | None, device: str
             out / f"{file_stem(setting)}.png",
             [(pictures[row.name].tensor, row.before, row.after) for row in rows],
         )
+    write_overview(out / "overview.jpg", outcomes)
     write_page(out / "index.html", settings, outcomes, pictures, out, seed)
     show_table(settings, outcomes)
     print(f"{len(outcomes)} restorations in {time.perf_counter() - started:.0f} s on {device_name(pipe)}")
@@ -135,6 +137,18 @@ def as_image(x: Tensor) -> Image.Image:
 def write_grid(path: Path, rows: list[tuple[Tensor, ...]]) -> None:
     """A picture of pictures: truth, measurement and restoration, one photograph below the other."""
     as_image(torch.cat([torch.cat(row, dim=2) for row in rows], dim=1)).save(path)
+
+
+def write_overview(path: Path, outcomes: list[Outcome], width: int = 1600) -> None:
+    """Before and after side by side, the tasks without noise in columns and the photographs in rows."""
+    rows: dict[str, list[Tensor]] = {}
+    for o in outcomes:
+        if not o.setting.sigma and o.setting.task in OVERVIEW:
+            rows.setdefault(o.name, []).extend([o.before, o.after])
+    if rows:
+        image = as_image(torch.cat([torch.cat(row, dim=2) for row in rows.values()], dim=1))
+        small = image.resize((width, round(width * image.height / image.width)), Image.Resampling.LANCZOS)
+        small.save(path, quality=88)
 
 
 def show_table(settings: list[Setting], outcomes: list[Outcome]) -> None:

@@ -34,6 +34,7 @@ def test_the_demo_writes_a_page_that_needs_nothing_from_outside(
             assert f"pictures/{stem}.png" in page
             assert (out / "pictures" / f"{stem}.png").stat().st_size > 1000
     assert (out / "jpeg10.png").is_file()
+    assert (out / "overview.jpg").is_file()
     printed = capsys.readouterr().out
     assert "jpeg10" in printed
     assert "8 restorations" in printed
