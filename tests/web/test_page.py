@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -69,6 +70,11 @@ def png(seed: int = 0, side: int = 40) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(data.astronaut()[seed : seed + side, 180 : 180 + side]).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def handlers_of(page: Any) -> Page:
+    owners = (getattr(fn.fn, "__self__", None) for fn in page.fns.values())
+    return next(owner for owner in owners if isinstance(owner, Page))
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +193,34 @@ def test_ten_visitors_get_their_own_pictures(page: Any) -> None:
     assert Visitor(page).restore()["success"] is False  # a newcomer has nobody's picture
 
 
+def test_the_queue_has_an_end(page: Any) -> None:
+    index = next(i for i, fn in page.fns.items() if fn.name == "restore")
+    visitors = [Visitor(page) for _ in range(14)]
+    for visitor in visitors:
+        visitor.give("photo.png", png())
+    with handlers_of(page).work.lock:  # as if a long restoration were running
+        answers = []
+        for visitor in visitors:
+            c = CHOICES
+            values = [
+                c.kind,
+                c.scale,
+                c.motion,
+                c.blur,
+                c.angle,
+                c.quality,
+                c.sigma,
+                c.solver,
+                c.steps,
+                c.seed,
+            ]
+            order = {"data": [None, None, *values, 1], "fn_index": index, "session_hash": visitor.session}
+            answers.append(visitor.http.post("gradio_api/queue/join", json=order))
+            time.sleep(0.1)  # the first one is taken from the queue
+    assert [answer.status_code for answer in answers[:12]] == [200] * 12
+    assert answers[13].status_code == 503 and "full" in answers[13].text
+
+
 def test_a_forecast_is_a_sentence_or_a_warning(page: Any) -> None:
     visitor = Visitor(page)
     visitor.give("photo.png", png())
@@ -215,9 +249,7 @@ def test_painting_is_read_from_the_layers() -> None:
 
 
 def test_a_closed_tab_stops_its_run(page: Any) -> None:
-    handlers = next(
-        fn.fn.__self__ for fn in page.fns.values() if isinstance(getattr(fn.fn, "__self__", None), Page)
-    )
+    handlers = handlers_of(page)
     event = handlers.visitors.begin("gone")
     handlers.visitors.stop("gone")
     assert event.is_set() and "gone" not in handlers.visitors.stopped
