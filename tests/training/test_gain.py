@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 from skimage import data
+from training_parts import settings
 
 from ddc.consistency import DataConsistency
 from ddc.images import to_internal
@@ -18,7 +19,6 @@ from ddc.training.ddc import DDCObjective, measure
 from ddc.training.loop import train
 from ddc.training.objectives import figures_of
 from ddc.training.tasks import TaskMix, parse_tasks
-from training_parts import one_thread, settings  # noqa: F401
 
 
 @pytest.mark.parametrize("task", ["sr4", "denoise"])

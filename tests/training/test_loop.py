@@ -17,6 +17,15 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from training_parts import (
+    INPUTS,
+    quick_arguments,
+    settings,
+    tiny,
+    tiny_objective,
+    tiny_prior,
+    write_config,
+)
 
 from ddc.cli import main
 from ddc.errors import UserError
@@ -25,17 +34,6 @@ from ddc.training.checkpoints import latest_checkpoint, read_checkpoint
 from ddc.training.ddc import DDCObjective
 from ddc.training.loop import Average, Guard, learning_rate_factor, train
 from ddc.training.prior import PriorObjective
-from training_parts import (  # noqa: F401
-    INPUTS,
-    one_thread,
-    pictures,
-    quick_arguments,
-    settings,
-    tiny,
-    tiny_objective,
-    tiny_prior,
-    write_config,
-)
 
 
 def quiet(line: str) -> None:
@@ -66,7 +64,9 @@ def test_learning_rates(tmp_path: Path) -> None:
         return learning_rate_factor(how, step, share)
 
     assert rate("constant", 0, 0.0) == pytest.approx(0.1) and rate("constant", 500, 0.9) == 1
-    assert rate("cosine", 50, 0.5) == pytest.approx(0.5) and rate("cosine", 50, 1.0) == pytest.approx(0, abs=1e-9)
+    assert rate("cosine", 50, 0.5) == pytest.approx(0.5) and rate("cosine", 50, 1.0) == pytest.approx(
+        0, abs=1e-9
+    )
     assert rate("cosine", 50, 0.25) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
     assert rate("decay", 50, 0.74) == 1 and rate("decay", 50, 0.875) == pytest.approx(0.5)
     assert rate("decay", 4, 0.0) == pytest.approx(0.5)
@@ -85,7 +85,7 @@ def test_the_average_warms_up() -> None:
     assert torch.allclose(average.state["weight"], expected, atol=1e-6)
 
 
-def test_accumulated_batches_equal_a_larger_one(pictures: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_accumulated_batches_equal_a_larger_one(pictures: Path, tmp_path: Path) -> None:
     states, rates = [], []
     for name, batch, accumulate in (("one", 4, 1), ("two", 2, 2)):
         how = settings(
@@ -104,7 +104,7 @@ def test_accumulated_batches_equal_a_larger_one(pictures: Path, tmp_path: Path) 
 # -- time ---------------------------------------------------------------------------------------------------
 
 
-def test_minutes_and_total_minutes(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_minutes_and_total_minutes(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
 
     def tick() -> float:
@@ -126,7 +126,7 @@ def test_minutes_and_total_minutes(pictures: Path, tmp_path: Path, monkeypatch: 
 # -- states -------------------------------------------------------------------------------------------------
 
 
-def command(kind: str, pictures: Path, folder: Path, out: Path, **options: Any) -> list[str]:  # noqa: F811
+def command(kind: str, pictures: Path, folder: Path, out: Path, **options: Any) -> list[str]:
     """A training of a tiny network as words of the command line."""
     words = ["train", kind, *quick_arguments(pictures, out, **options)]
     if kind == "prior":
@@ -139,12 +139,12 @@ def command(kind: str, pictures: Path, folder: Path, out: Path, **options: Any) 
 
 
 @pytest.mark.parametrize("kind", ["prior", "ddc"])
-def test_killed_and_resumed_is_bit_identical(kind: str, pictures: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_killed_and_resumed_is_bit_identical(kind: str, pictures: Path, tmp_path: Path) -> None:
     extra = ["--trajectory-share", "0.5", "--noiseless-share", "0.5"] if kind == "ddc" else []
     steps = {"steps": 9, "save-every": 2}
     assert main([*command(kind, pictures, tmp_path, tmp_path / "whole", **steps), *extra]) == 0
 
-    killed_at = random.randrange(2, 8)
+    killed_at = random.randrange(1, 9)
     words = [*command(kind, pictures, tmp_path, tmp_path / "killed", **steps), *extra]
     process = subprocess.Popen(
         [sys.executable, "-m", "ddc", *words],
@@ -159,13 +159,13 @@ def test_killed_and_resumed_is_bit_identical(kind: str, pictures: Path, tmp_path
             break
     assert process.wait() == -signal.SIGKILL, f"to be killed at step {killed_at}"
     reached = latest_checkpoint(tmp_path / "killed" / "checkpoints")
-    assert reached is not None and reached.name < "step-00000009"
+    assert reached is None or reached.name < "step-00000009"  # none, before the first save
     assert main(words) == 0
     assert_same(tmp_path / "whole", tmp_path / "killed")
 
 
-def test_two_processes_equal_one_with_twice_the_batch(pictures: Path, tmp_path: Path) -> None:  # noqa: F811
-    """To 2 % of the largest update: sums are taken in another order, which Adam's first steps magnify."""
+def test_two_processes_equal_one_with_twice_the_batch(pictures: Path, tmp_path: Path) -> None:
+    """To 1e-6, where an update is of the order of 1e-4: sums are taken in another order."""
     how: dict[str, Any] = {"steps": 2, "learning-rate": 1e-4}
     assert main(command("ddc", pictures, tmp_path, tmp_path / "one", **how, **{"batch-size": 4})) == 0
     words = command("ddc", pictures, tmp_path, tmp_path / "two", **how, **{"batch-size": 2})
@@ -179,11 +179,10 @@ def test_two_processes_equal_one_with_twice_the_batch(pictures: Path, tmp_path: 
     )
     assert done.returncode == 0, done.stderr[-2000:]
     one, two = final_state(tmp_path / "one"), final_state(tmp_path / "two")
-    torch.manual_seed(0)
-    start = tiny(11, seed=0).state_dict()
-    moved = max(float((one["weights"][k] - start[k]).abs().max()) for k in start)
-    apart = max(float((one["weights"][k] - two["weights"][k]).abs().max()) for k in start)
-    assert 0 < moved < 1e-3 and apart < 0.02 * moved, (apart, moved)
+    # half of the first update is in the average by now: it tells how large updates are
+    moved = max(float((one["weights"][k] - one["average"][k]).abs().max()) for k in one["weights"])
+    apart = max(float((one["weights"][k] - two["weights"][k]).abs().max()) for k in one["weights"])
+    assert 1e-5 < moved < 1e-3 and apart < 1e-6, (apart, moved)
     record = json.loads((tmp_path / "two/checkpoints/step-00000002/record.json").read_text())
     assert record["settings"]["processes"] == 2 and record["positions"] == [6, 6]
     assert len(two["objective"]["numbers"]) == 4
@@ -191,7 +190,7 @@ def test_two_processes_equal_one_with_twice_the_batch(pictures: Path, tmp_path: 
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(
-    pictures: Path,  # noqa: F811
+    pictures: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -227,7 +226,7 @@ class Poisoned(DDCObjective):
 @pytest.mark.parametrize("log_every", [1, 100])
 def test_a_loss_that_is_no_number_stops_with_a_good_state(
     log_every: int,
-    pictures: Path,  # noqa: F811
+    pictures: Path,
     tmp_path: Path,
 ) -> None:
     plain = tiny_objective(tasks="sr4,jpeg10")
@@ -262,7 +261,7 @@ def test_a_fused_step_does_nothing_where_the_loss_is_not_finite() -> None:
 
 
 def test_resuming_with_other_settings_is_refused(
-    pictures: Path,  # noqa: F811
+    pictures: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -273,7 +272,12 @@ def test_resuming_with_other_settings_is_refused(
     changed[changed.index("--tasks") + 1] = "sr8"
     assert main(changed) == 2
     error = capsys.readouterr().err
-    for text in ("batch_size was 4 and is 2", "seed was 0 and is 3", "tasks was 'sr4,", "w_kl was 0.001 and is 0.5"):
+    for text in (
+        "batch_size was 4 and is 2",
+        "seed was 0 and is 3",
+        "tasks was 'sr4,",
+        "w_kl was 0.001 and is 0.5",
+    ):
         assert text in error
     assert "Use the same, or another --out" in error
 
@@ -292,7 +296,7 @@ def test_resuming_with_other_settings_is_refused(
     assert main([*moved, "--steps", "2"]) == 0  # the same pictures elsewhere, and a longer run
 
 
-def test_an_older_record_without_new_settings_is_taken(pictures: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_an_older_record_without_new_settings_is_taken(pictures: Path, tmp_path: Path) -> None:
     how = settings(pictures, tmp_path, steps=1)
     train(PriorObjective(tiny_prior()), how, quiet)
     path = tmp_path / "checkpoints/step-00000001/record.json"
@@ -305,7 +309,7 @@ def test_an_older_record_without_new_settings_is_taken(pictures: Path, tmp_path:
         train(PriorObjective(tiny_prior()), settings(pictures, tmp_path, steps=3, flip=False), quiet)
 
 
-def test_old_checkpoints_go_and_beginning_again_keeps_the_newest(pictures: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_old_checkpoints_go_and_beginning_again_keeps_the_newest(pictures: Path, tmp_path: Path) -> None:
     train(PriorObjective(tiny_prior()), settings(pictures, tmp_path, steps=6, save_every=1, keep=2), quiet)
     names = sorted(p.parent.name for p in (tmp_path / "checkpoints").glob("*/record.json"))
     assert names == ["step-00000005", "step-00000006"]
@@ -318,11 +322,17 @@ def test_old_checkpoints_go_and_beginning_again_keeps_the_newest(pictures: Path,
 # -- what people look at ------------------------------------------------------------------------------------
 
 
-def test_lines_scalars_figures_and_pictures(pictures: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_lines_scalars_figures_and_pictures(pictures: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     objective = tiny_objective(validation_tasks=(("sr4", 0.0), ("denoise", 0.05)))
     how = settings(
-        pictures, tmp_path, steps=4, validate_every=2, pictures_every=2, validation=pictures, validation_limit=2
+        pictures,
+        tmp_path,
+        steps=4,
+        validate_every=2,
+        pictures_every=2,
+        validation=pictures,
+        validation_limit=2,
     )
     train(objective, how, lines.append)
     assert lines[0] == "training on 3 pictures, validating on 2"
@@ -344,21 +354,23 @@ def test_lines_scalars_figures_and_pictures(pictures: Path, tmp_path: Path) -> N
     assert len(events.Scalars("kl")) == 4
 
 
-def test_validation_leaves_the_training_alone(pictures: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_validation_leaves_the_training_alone(pictures: Path, tmp_path: Path) -> None:
     for name, every in (("without", 0), ("with", 1)):
-        how = settings(pictures, tmp_path / name, validate_every=every, pictures_every=every, validation=pictures)
+        how = settings(
+            pictures, tmp_path / name, validate_every=every, pictures_every=every, validation=pictures
+        )
         train(PriorObjective(tiny_prior()), how, quiet)
     assert_same(tmp_path / "without", tmp_path / "with")
 
 
-def test_streaming_trains_the_same(pictures: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_streaming_trains_the_same(pictures: Path, tmp_path: Path) -> None:
     for stream in ("off", "on"):
         how = settings(pictures, tmp_path / stream, stream=stream, workers=2)
         train(tiny_objective(trajectory_share=0.5), how, quiet)
     assert_same(tmp_path / "off", tmp_path / "on")
 
 
-def test_a_corrupt_picture_among_good_ones(pictures: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_corrupt_picture_among_good_ones(pictures: Path, tmp_path: Path) -> None:
     shutil.copytree(pictures, tmp_path / "data")
     (tmp_path / "data" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     lines: list[str] = []

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from training_parts import tiny, tiny_objective, tiny_prior
 
 from ddc.noise import Noise, derive_seed
 from ddc.perceptual import LPIPS
@@ -21,11 +22,10 @@ from ddc.training.ddc import kl_of_step
 from ddc.training.dncnn import DnCNNObjective
 from ddc.training.prior import PriorObjective
 from ddc.training.tasks import TaskMix, parse_tasks
-from training_parts import one_thread, pictures, tiny, tiny_objective, tiny_prior  # noqa: F401
 
 
 @pytest.fixture
-def draws(pictures: Path) -> Draws:  # noqa: F811
+def draws(pictures: Path) -> Draws:
     return Draws(load_pool(find_sources([pictures]), 32), 32, seed=2)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from training_parts import MIX
 
 from ddc.errors import UserError
 from ddc.noise import Noise
@@ -24,7 +25,6 @@ from ddc.training.tasks import (
     round_to_8_bit,
     single_task,
 )
-from training_parts import MIX, one_thread  # noqa: F401
 
 CPU = torch.device("cpu")
 
@@ -130,7 +130,18 @@ def test_a_batch_is_measured_as_its_pictures_alone() -> None:
 
 
 def test_operators_of_a_kind_become_one_group() -> None:
-    tasks = ["gauss1", "gauss2", "jpeg10", "jpeg50", "motion5@10", "motion25@70", "inpaint50", "box8", "sr2", "sr4"]
+    tasks = [
+        "gauss1",
+        "gauss2",
+        "jpeg10",
+        "jpeg50",
+        "motion5@10",
+        "motion25@70",
+        "inpaint50",
+        "box8",
+        "sr2",
+        "sr4",
+    ]
     draws = make_draws([Choice(task, 0.0, False) for task in tasks], list(range(10)), 32, CPU)
     groups = group_draws(draws, CPU).groups
     assert [group.indices for group in groups] == [[0, 1], [2, 3], [4, 5], [6, 7], [8], [9]]

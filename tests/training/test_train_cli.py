@@ -7,6 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from training_parts import (
+    INPUTS,
+    quick_arguments,
+    tiny_prior,
+    write_config,
+)
 
 from ddc.cli import main
 from ddc.consistency import DataConsistency
@@ -14,14 +20,6 @@ from ddc.priors import Prior, scheduler_config
 from ddc.solvers.base import find_part
 from ddc.solvers.bridge import Bridge
 from ddc.solvers.dncnn import DnCNN
-from training_parts import (  # noqa: F401
-    INPUTS,
-    one_thread,
-    pictures,
-    quick_arguments,
-    tiny_prior,
-    write_config,
-)
 
 
 def test_help_does_not_need_torch() -> None:
@@ -35,7 +33,7 @@ def test_help_does_not_need_torch() -> None:
         assert f"• {kind}" in done.stdout
 
 
-def test_prior_then_network_then_export(pictures: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_prior_then_network_then_export(pictures: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "prior.json", in_channels=3)
     words = quick_arguments(pictures, tmp_path / "p", steps=2)
     assert main(["train", "prior", *words, "--network", str(config), "--learned-variance"]) == 0
@@ -67,7 +65,7 @@ def test_prior_then_network_then_export(pictures: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "k").exists()
 
 
-def test_bridge_and_denoiser_are_found_by_their_solvers(pictures: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_bridge_and_denoiser_are_found_by_their_solvers(pictures: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "b.json", in_channels=3)
     words = quick_arguments(pictures, tmp_path / "b", steps=1)
     assert main(["train", "i2sb", "--task", "sr4", "--network", str(config), *words]) == 0
@@ -111,7 +109,7 @@ def test_presets_of_bridges_are_small() -> None:
 def test_bad_input_is_one_line(
     words: list[str],
     message: str,
-    pictures: Path,  # noqa: F811
+    pictures: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

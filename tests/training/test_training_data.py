@@ -21,7 +21,6 @@ from ddc.training.data import (
     load_pool,
     split_holdout,
 )
-from training_parts import one_thread, pictures  # noqa: F401
 
 
 def picture(seed: int, height: int = 40, width: int = 48) -> Image.Image:
@@ -59,7 +58,7 @@ def test_a_crop_is_a_window_of_its_picture(mixed: Path) -> None:
         assert np.array_equal(((crop.permute(1, 2, 0).numpy() + 1) * 127.5).round(), window)
 
 
-def test_the_nth_draw_depends_on_seed_and_number_alone(pictures: Path) -> None:  # noqa: F811
+def test_the_nth_draw_depends_on_seed_and_number_alone(pictures: Path) -> None:
     pool = load_pool(find_sources([pictures]), 32)
     whole, _ = Draws(pool, 32, 5).take(8)
     first, second = Draws(pool, 32, 5, rank=0, world=2), Draws(pool, 32, 5, rank=1, world=2)
@@ -77,7 +76,10 @@ def test_the_nth_draw_depends_on_seed_and_number_alone(pictures: Path) -> None: 
 def test_a_stream_gives_what_the_pool_gives(mixed: Path) -> None:
     (mixed / "cut.png").unlink()
     sources = find_sources([mixed])
-    pool, stream = load_pictures(sources, 32, stream="off"), load_pictures(sources, 32, stream="on", workers=2)
+    pool, stream = (
+        load_pictures(sources, 32, stream="off"),
+        load_pictures(sources, 32, stream="on", workers=2),
+    )
     assert isinstance(stream, Stream) and stream.names == pool.names
     one, other = Draws(pool, 32, 1), Draws(stream, 32, 1)
     for _ in range(4):
@@ -96,7 +98,7 @@ def test_a_stream_passes_over_what_turns_out_to_be_cut_off(mixed: Path) -> None:
     assert torch.equal(Draws(again, 32, 0).take(14)[0], crops)
 
 
-def test_pictures_that_do_not_fit_are_streamed(pictures: Path) -> None:  # noqa: F811
+def test_pictures_that_do_not_fit_are_streamed(pictures: Path) -> None:
     sources = find_sources([pictures])
     assert isinstance(load_pictures(sources, 32, share=1e-9), Stream)
     assert not isinstance(load_pictures(sources, 32, share=0.3), Stream)
@@ -165,7 +167,10 @@ def test_a_dataset_folder(kind: str, tmp_path: Path) -> None:
     if kind == "parquet":
         pq.write_table(table, tmp_path / "train-0.parquet", row_group_size=2)
     else:
-        with pa.OSFile(str(tmp_path / "data-0.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+        with (
+            pa.OSFile(str(tmp_path / "data-0.arrow"), "wb") as file,
+            pa.ipc.new_stream(file, table.schema) as out,
+        ):
             out.write_table(table, max_chunksize=4)
     pool = load_pool(find_sources([tmp_path]), 32)
     assert len(pool) == 5 and pool.unreadable == 1

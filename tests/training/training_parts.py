@@ -1,14 +1,10 @@
 """What the tests of training share: tiny networks of the real classes, pictures, and settings that run quickly."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from PIL import Image
-from skimage import data
 
 from ddc.consistency import DataConsistency
 from ddc.networks import CompactUNet
@@ -26,23 +22,6 @@ TINY: dict[str, Any] = {
 }
 INPUTS = ("estimate", "projection", "mask", "sigma")
 MIX = "sr4,gauss,gauss1.5,inpaint92,jpeg10,jpeg30,denoise,motion5-9,box8-16,strokes"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The same arithmetic as in a process that is started with OMP_NUM_THREADS=1."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pictures")
-    for i, name in enumerate(("astronaut", "coffee", "rocket")):
-        Image.fromarray(getattr(data, name)()[100:228, 150:300]).save(folder / f"{name}-{i}.png")
-    return folder
 
 
 def tiny(in_channels: int = 3, out_channels: int = 3, seed: int = 0) -> CompactUNet:

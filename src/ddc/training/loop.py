@@ -7,6 +7,7 @@ where an uninterrupted one does (on the CPU, and wherever the kernels are determ
 import dataclasses
 import json
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -123,6 +124,7 @@ def train(
     accelerator = Accelerator(
         mixed_precision="no" if precision == "fp32" else precision,
         gradient_accumulation_steps=settings.accumulate,
+        cpu=not cuda and int(os.environ.get("WORLD_SIZE", 1)) > 1,  # several processes without a GPU: gloo
     )
     if cuda:
         torch.backends.cudnn.benchmark = True
@@ -184,7 +186,8 @@ class _Run:
         self.forward, self.optimiser = accelerator.prepare(self.module, optimiser)
 
         self.seconds_before = self.progress.seconds
-        self.saving = 0.0  # seconds that the longest save took
+        # seconds that a step takes, and a save: before the first one, of weights, average and moments at 200 MB/s
+        self.stepping, self.saving = 0.0, sum(p.numel() for p in self.module.parameters()) * 16 / 2e8
         self.guard = Guard(self.device)
         self.recent: deque[tuple[int, str]] = deque(maxlen=64)  # steps and what was in their batches
 
@@ -198,13 +201,15 @@ class _Run:
         share, stop = self._agree()
         while not stop:
             rate = settings.learning_rate * learning_rate_factor(settings, progress.step, share)
+            begun = time.monotonic()
             terms = self._step(rate)
             self._check(wait=False)
 
             step = progress.step
             if step % settings.log_every == 0 or step == first_step + 1:
                 self._check(wait=True)
-                figures = {k: float(v.detach()) for k, v in terms.items()}
+                values = torch.stack([v.detach().float() for v in terms.values()])
+                figures = dict(zip(terms, self.accelerator.reduce(values, "mean").tolist(), strict=True))
                 now = time.monotonic()
                 pictures = settings.batch_size * settings.accumulate * self.accelerator.num_processes
                 speed = (step - last_log[1]) * pictures / max(now - last_log[0], 1e-9)
@@ -225,13 +230,18 @@ class _Run:
             if every and time.monotonic() - last_export > 60 * every and self.main:
                 self._export()
                 last_export = time.monotonic()
+            self.stepping = time.monotonic() - begun
             share, stop = self._agree()
 
         self._check(wait=True)
         self._save()
         if settings.compile and self.main:
             _save_compile_cache(settings)
-        self._look(log, validate=True, pictures=settings.pictures_every > 0)
+        unseen = [
+            every == 0 or progress.step % every > 0
+            for every in (settings.validate_every, settings.pictures_every)
+        ]
+        self._look(log, validate=unseen[0], pictures=settings.pictures_every > 0 and unseen[1])
         if log is not None:
             log.close()
         passed = (time.monotonic() - self.start) / 60
@@ -301,9 +311,9 @@ class _Run:
     def _agree(self) -> tuple[float, bool]:
         """The share that lies behind and whether to stop, the same on all processes: their clocks differ."""
         share, minutes = self._share(), self.settings.minutes
-        late = (
-            minutes is not None and time.monotonic() - self.start + 1.5 * self.saving > 60 * minutes
-        )  # so that the save is in time as well
+        # another step, and the save after it, must be in time as well
+        end = time.monotonic() - self.start + self.stepping + 1.5 * self.saving
+        late = minutes is not None and end > 60 * minutes
         stop = share >= 1 or late
         if self.accelerator.num_processes == 1:
             return share, stop
@@ -324,7 +334,7 @@ class _Run:
         if self.main:
             self._export()
         self.accelerator.wait_for_everyone()
-        self.saving = max(self.saving, time.monotonic() - begun)
+        self.saving = time.monotonic() - begun
 
     def _write(self, folder: Any) -> None:
         """The full state. Each process has pictures of its own in flight; the main one writes them all."""
