@@ -28,7 +28,7 @@ from ddc.images import READABLE, Picture, estimate_sigma, jpeg_quality, quantise
 from ddc.operators.base import Operator
 from ddc.perceptual import LPIPS
 from ddc.pipeline import RestorationPipeline, RestorationResult, make_solver
-from ddc.problems import TASKS, make_problem, task_family, task_operator
+from ddc.problems import TASKS, make_problem
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Solver
 from ddc.tiling import margin_of, plan
@@ -510,12 +510,6 @@ def _suggested_kind(quality: int | None, holes: bool, noisy: bool) -> str:
 def try_tasks() -> dict[str, str]:
     """The tasks that "Try it" offers: those that need no file of the visitor's."""
     return {name: text for name, text in TASKS.items() if name not in NEED_A_FILE}
-
-
-def takes(solver: str, task: str) -> bool:
-    """Whether a solver's maths can take a task's operator."""
-    operator = task_operator(task, (64, 64)) if task_family(task) == "inpaint" else task_operator(task)
-    return isinstance(operator, SOLVERS[solver].operators)
 
 
 # ---------------------------------------------------------------------------------------------------------
