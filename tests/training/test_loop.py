@@ -1,9 +1,11 @@
 """The loop: schedules, averages, time, states, what bad input gets, and exactness."""
 
+import contextlib
 import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -376,3 +378,26 @@ def test_a_corrupt_picture_among_good_ones(pictures: Path, tmp_path: Path) -> No
     lines: list[str] = []
     train(PriorObjective(tiny_prior()), settings(tmp_path / "data", tmp_path / "run", steps=1), lines.append)
     assert lines[0] == "training on 3 pictures, 1 unreadable passed over"
+
+
+def test_a_bar_on_a_terminal_shows_time_left_speed_and_losses(pictures: Path, tmp_path: Path) -> None:
+    """The command in a terminal of its own, 80 columns wide."""
+    pty = pytest.importorskip("pty")
+    words = command("prior", pictures, tmp_path, tmp_path / "run", steps=3)
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddc", *words],
+        stdout=follower,
+        stderr=follower,
+        env=os.environ | {"COLUMNS": "80", "TERM": "xterm", "OMP_NUM_THREADS": "1"},
+    )
+    os.close(follower)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal reads as an error on Linux
+        while part := os.read(leader, 4096):
+            shown += part
+    assert process.wait() == 0
+    text = shown.decode(errors="replace")
+    assert "━━━ 100 %" in text and re.search(r"step 3  0 s left  \d+ images/s  loss 0\.\d+  mse", text), text[
+        -600:
+    ]

@@ -127,10 +127,20 @@ class TrainDDC(LoopSettings):
             self.w_kl,
             self.trajectory_share,
             self.trajectory_steps,
-            PAPER_SETTINGS,
+            self._validation_tasks(),
         )
         train(objective, self)
         return 0
+
+    def _validation_tasks(self) -> tuple[tuple[str, float], ...]:
+        """Those of the paper's settings that are trained for; else each task of --tasks, with the most noise."""
+        from ddc.training.tasks import parse_tasks
+
+        fixed = [
+            task.name for task in parse_tasks(self.tasks) if task.family is None and ".py:" not in task.name
+        ]
+        chosen = tuple(one for one in PAPER_SETTINGS if one[0] in fixed and one[1] <= self.sigma_max)
+        return chosen or tuple((task, self.sigma_max) for task in fixed) or PAPER_SETTINGS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,9 @@ class Display:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 
-            columns = (BarColumn(), TextColumn("{task.percentage:3.0f} %"), TextColumn("{task.description}"))
-            self._bar = Progress(*columns, console=Console(stderr=True))
+            bar, percent = BarColumn(bar_width=16), TextColumn("{task.percentage:3.0f} %")
+            text = TextColumn("{task.description}")
+            self._bar = Progress(bar, percent, text, console=Console(stderr=True))
             self._task = self._bar.add_task("starting", total=1.0)
             self._bar.start()
         return self
@@ -48,24 +49,22 @@ class Display:
             print(text, file=sys.stderr, flush=True)
 
     def progress(self, figures: dict[str, float], share: float, seconds_left: float) -> None:
-        text = line(figures, seconds_left)
+        terms = "  ".join(f"{k} {v:.4g}" for k, v in figures.items() if k not in _ASIDE)
+        step, speed = f"step {figures['step']:.0f}", f"{figures['images_per_second']:.0f} images/s"
+        left = f"{duration(seconds_left)} left" if seconds_left < 1e7 else ""
+        rate = f"rate {figures['rate']:.2e}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=share, description=text)
+            # what does not fit beside the bar is cut at its end, where the least wanted terms stand
+            text = "  ".join([step, left, speed, terms, rate])[: max(self._bar.console.width - 26, 20)]
+            self._bar.update(self._task, completed=min(share, 1.0), description=text)
         else:
-            self.say(text)
-
-
-def line(figures: dict[str, float], seconds_left: float) -> str:
-    terms = "  ".join(f"{k} {v:.4g}" for k, v in figures.items() if k not in _ASIDE)
-    left = f"{duration(seconds_left)} left" if seconds_left < 1e7 else ""
-    return (
-        f"step {figures['step']:.0f}  {terms}  rate {figures['rate']:.2e}  "
-        f"{figures['images_per_second']:.0f} images/s  {left}"
-    ).rstrip()
+            self.say("  ".join([step, terms, rate, speed, left]).rstrip())
 
 
 def duration(seconds: float) -> str:
     minutes = max(seconds, 0) / 60
+    if minutes < 2:
+        return f"{max(seconds, 0):.0f} s"
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 

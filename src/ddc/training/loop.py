@@ -286,6 +286,10 @@ class _Run:
 
     def _check(self, wait: bool) -> None:
         """Stop a run whose loss is no number, with the state before that step."""
+        if self.accelerator.num_processes > 1:
+            if not wait:  # saving takes all processes, so that they must learn of it together
+                return
+            self.guard.first = self.accelerator.gather(self.guard.first.view(1)).max()
         failed = self.guard.failed(wait)
         if failed is None:
             return
