@@ -37,8 +37,9 @@ class BridgeObjective(Objective):
         self.folder = f"i2sb-{self.bridge.task}"  # where the solver looks for it
 
     def prepare(self, device: torch.device) -> None:
-        schedule = self.bridge.schedule
-        self.bridge.schedule = BridgeSchedule(schedule.forward.to(device), schedule.backward.to(device))
+        if device.type == "cuda":  # a table on the CPU would be copied at each use, and each copy waits
+            schedule = self.bridge.schedule
+            self.bridge.schedule = BridgeSchedule(schedule.forward.to(device), schedule.backward.to(device))
         if self.lpips is not None:
             self.lpips.to(device)
 

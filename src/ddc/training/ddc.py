@@ -73,8 +73,8 @@ class DDCObjective(Objective):
         if device.type == "cuda":
             self.prior.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self._helper = ThreadPoolExecutor(1, "refill", torch.cuda.set_device, (device,))
-        # a table on the CPU would be copied at each use, and each copy waits for the device
-        self.schedule = self.prior.schedule = Schedule(self.schedule.alpha_bars.to(device))
+            # a table on the CPU would be copied at each use, and each copy waits for the device
+            self.schedule = self.prior.schedule = Schedule(self.schedule.alpha_bars.to(device))
         if self.lpips is not None:
             self.lpips.to(device)
 

@@ -28,8 +28,8 @@ class PriorObjective(Objective):
         self.module = self.prior.unet
 
     def prepare(self, device: torch.device) -> None:
-        # a table on the CPU would be copied at each use, and each copy waits for the device
-        self.prior.schedule = Schedule(self.prior.schedule.alpha_bars.to(device))
+        if device.type == "cuda":  # a table on the CPU would be copied at each use, and each copy waits
+            self.prior.schedule = Schedule(self.prior.schedule.alpha_bars.to(device))
 
     def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
         x0, numbers = draws.take(batch)
