@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 from skimage import data
+from torch import Tensor
 from training_parts import settings
 
 from ddc.consistency import DataConsistency
@@ -15,20 +16,29 @@ from ddc.noise import Noise
 from ddc.priors import Prior, schedule_from_config, scheduler_config
 from ddc.solvers.base import pseudo_inverse
 from ddc.solvers.ddc import DDC
+from ddc.solvers.dncnn import DnCNN
 from ddc.training.ddc import DDCObjective, measure
+from ddc.training.dncnn import DnCNNObjective
 from ddc.training.loop import train
 from ddc.training.objectives import figures_of
 from ddc.training.tasks import TaskMix, parse_tasks
 
 
-@pytest.mark.parametrize("task", ["sr4", "denoise"])
-def test_gain_over_the_pseudo_inverse(task: str, tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
     for name in ("astronaut", "coffee"):
-        Image.fromarray(getattr(data, name)()).save(folder / f"{name}.png")
-    truth = to_internal(torch.from_numpy(data.cat()[90:186, 100:196]).permute(2, 0, 1)[None] / 255)
+        Image.fromarray(getattr(data, name)()).save(tmp_path / "data" / f"{name}.png")
+    return tmp_path / "data"
 
+
+@pytest.fixture
+def truth() -> Tensor:
+    return to_internal(torch.from_numpy(data.cat()[90:186, 100:196]).permute(2, 0, 1)[None] / 255)
+
+
+@pytest.mark.parametrize("task", ["sr4", "denoise"])
+def test_gain_over_the_pseudo_inverse(task: str, folder: Path, truth: Tensor, tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = scheduler_config(prediction_type="v_prediction", clamp=1.0)
     small = {"encoder_blocks": (1, 1), "decoder_blocks": (1,), "groups": 4, "head_dim": 16}
@@ -48,3 +58,15 @@ def test_gain_over_the_pseudo_inverse(task: str, tmp_path: Path) -> None:
     before = figures_of("x", pseudo_inverse(y, problem), truth, None)["x/psnr"][0]
     print(f"{task}: {before:.2f} → {after:.2f} dB")
     assert after >= before + 1
+
+
+def test_gain_of_a_denoiser(folder: Path, truth: Tensor, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    objective = DnCNNObjective(DnCNN(4, 24, 0.1))
+    how = {"steps": 80, "batch_size": 8, "warmup": 10, "learning_rate": 3e-3, "ema": 0.9, "log_every": 40}
+    train(objective, settings(folder, tmp_path / "run", **how), report=lambda line: None)
+    trained = DnCNNObjective(DnCNN.from_pretrained(tmp_path / "run" / "dncnn"))
+    figures = trained.validate(truth, ["cat"])
+    before, after = figures["noisy/psnr"][0], figures["denoised/psnr"][0]
+    print(f"dncnn: {before:.2f} → {after:.2f} dB")
+    assert after >= before + 5

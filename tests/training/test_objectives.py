@@ -186,3 +186,23 @@ def test_pictures_to_look_at(kind: str, draws: Draws) -> None:
     assert len(rows) == 2 and all(row.shape[1:] == (3, 32, 32) for row in rows)
     assert rows[0].shape[0] == {"prior": 5, "ddc": 4, "i2sb": 4, "dncnn": 3}[kind]
     assert torch.equal(rows[1][0], crops[1]) and not torch.equal(rows[1][-1], crops[1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_no_step_makes_the_gpu_wait(pictures: Path) -> None:
+    device = torch.device("cuda", 0)
+    objective = tiny_objective(trajectory_share=0.5, lpips=LPIPS("alex"))
+    objective.prepare(device)
+    module = objective.module.to(device)
+    draws = Draws(load_pool(find_sources([pictures]), 32, device), 32, seed=2)
+    for i in range(20):
+        if i == 12:  # what is kept on the device has been copied there by now
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            terms = objective.losses(module, draws, 24, i)
+            terms["loss"].backward()
+        except BaseException:
+            torch.cuda.set_sync_debug_mode("default")
+            raise
+    torch.cuda.set_sync_debug_mode("default")
+    assert bool(terms["loss"].isfinite())

@@ -102,6 +102,11 @@ def test_presets_of_bridges_are_small() -> None:
         (["ddc", "--prior", "{tmp}/good", "--network", "huge"], "neither a preset"),
         (["prior", "--crop", "5000"], "smaller than the 5000-pixel crop"),
         (["prior", "--network", "{tmp}/tiny.json", "--precision", "bf16"], "needs a CUDA device"),
+        (
+            ["prior", "--init", "{tmp}/good", "--beta-schedule", "squaredcos_cap_v2"],
+            "beta_schedule was linear",
+        ),
+        (["prior", "--init", "{tmp}/good", "--learned-variance"], "variance_type was fixed_small"),
         (["i2sb", "--task", "jpeg5-95"], "is not one task"),
         (["dncnn", "--sigma", "0.1", "--sigma-low", "0.2"], "lies above"),
     ],

@@ -29,24 +29,33 @@ class TrainPrior(LoopSettings):
     def run(self) -> int:
         import torch
 
-        from ddc.networks import build_network, load_network
+        from ddc.errors import UserError
+        from ddc.networks import build_network
         from ddc.presets import PRIORS, preset
         from ddc.priors import Prior, schedule_from_config, scheduler_config
         from ddc.training.loop import train
         from ddc.training.prior import PriorObjective
 
         torch.manual_seed(self.seed)
-        config = preset(self.network, PRIORS) | {
-            "in_channels": 3,
-            "out_channels": 6 if self.learned_variance else 3,
-        }
-        if self.init is not None:
-            unet = load_network(self.init / "unet" if (self.init / "unet").is_dir() else self.init)
-        else:
-            unet = build_network(config)
         scheduler = scheduler_config(
             1000, self.beta_schedule, self.prediction, self.clamp, self.learned_variance
         )
+        if self.init is not None:
+            start = Prior.from_pretrained(self.init)
+            then, now = start.scheduler_config, scheduler
+            keys = ("num_train_timesteps", "beta_schedule", "prediction_type", "variance_type")
+            different = [
+                f"{k} was {then[k]} and is {now[k]}" for k in keys if k in then and then[k] != now[k]
+            ]
+            if different:
+                raise UserError(
+                    f"the prior in {self.init} was trained otherwise: {'; '.join(different)}. Use the same options, "
+                    "or leave --init out"
+                )
+            unet = start.unet
+        else:
+            outputs = 6 if self.learned_variance else 3
+            unet = build_network(preset(self.network, PRIORS) | {"in_channels": 3, "out_channels": outputs})
         prior = Prior(unet, schedule_from_config(scheduler), self.prediction, self.clamp, scheduler)
         train(PriorObjective(prior, self.snr_gamma or None), self)
         return 0
