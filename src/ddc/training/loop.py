@@ -143,12 +143,8 @@ class _Run:
         display: Display,
         start: float,
     ) -> None:
-        self.objective, self.settings, self.accelerator, self.display = (
-            objective,
-            settings,
-            accelerator,
-            display,
-        )
+        self.objective, self.settings = objective, settings
+        self.accelerator, self.display = accelerator, display
         self.start, self.main, self.device = start, accelerator.is_main_process, accelerator.device
         self.pictures, self.validation = _load_data(settings, self.device)
         display.say(
@@ -200,8 +196,8 @@ class _Run:
         last_log, last_export = (time.monotonic(), progress.step), time.monotonic()
         share, stop = self._agree()
         while not stop:
-            rate = settings.learning_rate * learning_rate_factor(settings, progress.step, share)
             begun = time.monotonic()
+            rate = settings.learning_rate * learning_rate_factor(settings, progress.step, share)
             terms = self._step(rate)
             self._check(wait=False)
 
@@ -220,6 +216,7 @@ class _Run:
                 display.progress(figures, self._share(), (now - self.start) * (1 - self._share()) / gone)
                 if log is not None:
                     log.write(figures)
+            self.stepping = time.monotonic() - begun
             if settings.validate_every and step % settings.validate_every == 0:
                 self._look(log, validate=True, pictures=False)
             if settings.pictures_every and step % settings.pictures_every == 0:
@@ -230,7 +227,6 @@ class _Run:
             if every and time.monotonic() - last_export > 60 * every and self.main:
                 self._export()
                 last_export = time.monotonic()
-            self.stepping = time.monotonic() - begun
             share, stop = self._agree()
 
         self._check(wait=True)
