@@ -193,7 +193,8 @@ class _Run:
         settings, progress, display = self.settings, self.progress, self.display
         log = Log(settings.out) if self.main else None
         first_step, first_share = progress.step, self._share()
-        last_log, last_export = (time.monotonic(), progress.step), time.monotonic()
+        first = last_export = time.monotonic()
+        last_log = (first, progress.step)
         share, stop = self._agree()
         while not stop:
             begun = time.monotonic()
@@ -212,8 +213,9 @@ class _Run:
                 figures |= {"step": step, "rate": rate, "images_per_second": speed}
                 last_log = (now, step)
                 progress.history.append(figures)
-                gone = max(self._share() - first_share, 1e-9)
-                display.progress(figures, self._share(), (now - self.start) * (1 - self._share()) / gone)
+                behind = self._share()
+                left = (now - first) * (1 - behind) / max(behind - first_share, 1e-9)
+                display.progress(figures, behind, left)
                 if log is not None:
                     log.write(figures)
             self.stepping = time.monotonic() - begun
