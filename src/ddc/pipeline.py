@@ -37,7 +37,8 @@ from ddc.tiling import SMALLEST_TILE, Window, level, margin_of, plan, restore_by
 logger = logging.getLogger("ddc")
 
 DEFAULT_MODEL = Path(__file__).parent / "models" / "default"
-DEFAULT_TILE = 256  # pixels; what the networks are trained at
+DEFAULT_TILE = 256  # pixels; what the networks are trained at, and compiled for on CUDA
+CPU_TILE = 512  # nothing is compiled there, and fewer borders are faster and better
 
 Image = str | Path | Picture | Tensor | np.ndarray[Any, Any] | PIL.Image.Image
 
@@ -134,6 +135,8 @@ class RestorationPipeline:
                 "this pipeline is on the fast path of its device already; load it again to move it"
             )
         self.device = pick_device(device)
+        if self.device.type == "cpu" and self.tile == DEFAULT_TILE:
+            self.tile = CPU_TILE
         self._parts.clear()
         if fast and self.device.type in ("cpu", "cuda"):
             from ddc.fast import accelerate_models
