@@ -393,3 +393,13 @@ def test_find_pictures_keeps_the_tree_and_passes_over_other_files(tmp_path: Path
     with pytest.raises(UserError, match="no pictures"):
         find_pictures([tmp_path / "empty"])
     assert len(find_pictures([tmp_path / "empty", tmp_path / "sub"])) == 2
+
+
+def test_heic_round_trip(tmp_path: Path) -> None:
+    picture = Picture(np.ascontiguousarray(data.astronaut()[:64, :96]), icc=srgb_profile())
+    picture.write(tmp_path / "a.heic", quality=95)
+    again = Picture.read(tmp_path / "a.heic")
+    error = (again.pixels.astype(float) - picture.pixels.astype(float)) ** 2
+    assert again.size == (64, 96)
+    assert -10 * np.log10(error.mean() / 255**2) > 30
+    assert again.icc is not None
