@@ -17,10 +17,10 @@ from ddc.schedule import Time
 if TYPE_CHECKING:
     from ddc.problems import Problem
 
-Input = Literal["y", "estimate", "mask", "sigma", "projection"]
+Input = Literal["y", "estimate", "wiener", "mask", "sigma", "projection"]
 Residual = Literal["x0", "blend"]
 TRAIN_STEPS = 1000
-CHANNELS: dict[Input, int] = {"y": 3, "estimate": 3, "mask": 1, "sigma": 1, "projection": 3}
+CHANNELS: dict[Input, int] = {"y": 3, "estimate": 3, "wiener": 3, "mask": 1, "sigma": 1, "projection": 3}
 
 
 class DataConsistency(nn.Module):
@@ -30,8 +30,10 @@ class DataConsistency(nn.Module):
         self, unet: nn.Module, inputs: tuple[Input, ...] = ("y",), residual: Residual = "x0"
     ) -> None:
         super().__init__()
-        if residual == "blend" and "estimate" not in inputs:
-            raise UserError('a network with residual "blend" must read "estimate"; add it to its inputs')
+        if residual == "blend" and not {"estimate", "wiener"} & set(inputs):
+            raise UserError(
+                'a network with residual "blend" must read "estimate" or "wiener"; add one to its inputs'
+            )
         unknown = set(inputs) - set(get_args(Input))
         if unknown:
             raise UserError(
@@ -60,11 +62,12 @@ class DataConsistency(nn.Module):
         """
         if self.residual == "x0":
             return raw
-        start = sum(CHANNELS[name] for name in self.inputs[: self.inputs.index("estimate")])
-        estimate = known[:, start : start + 3]
+        index = next(i for i, name in enumerate(self.inputs) if name in ("wiener", "estimate"))
+        start = sum(CHANNELS[name] for name in self.inputs[:index])
+        guess = known[:, start : start + 3]
         trust = (1 - t / TRAIN_STEPS) ** 2
         trust = trust.view(-1, 1, 1, 1).to(x0.dtype) if isinstance(trust, Tensor) else trust
-        return (1 - trust) * (x0 - estimate) - raw
+        return (1 - trust) * (x0 - guess) - raw
 
     def describe(self, y: Tensor, x0: Tensor, problem: "Problem") -> Tensor:
         """What the network is told beside x̂0: (B, k, H, W)."""
@@ -78,6 +81,8 @@ class DataConsistency(nn.Module):
             return problem.operator.to_image(y, size)
         if name == "estimate":
             return problem.operator.estimate(y, problem.sigma, size)
+        if name == "wiener":
+            return problem.operator.wiener(y, problem.sigma, size)
         if name == "projection":
             return problem.operator.project(x0, y, problem.sigma)
         if name == "mask":

@@ -7,6 +7,7 @@ width.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ Size = tuple[int, int]
 Sigma = float | Tensor  # the noise of y in [-1, 1] units; a tensor is (B, 1, 1, 1), one for each image
 
 SINGULAR_CUTOFF = 0.03  # smaller singular values count as zero, as in DDRM
+NOISE_FLOOR = 1e-4  # of y, for Wiener's filter: what float32 and its transforms leave of an exact measurement
 SIGNAL_STD = 0.25  # the spread of an image around a guess of it, in `project`'s balance of guess and data
 
 
@@ -41,6 +43,10 @@ class Operator(ABC):
     def estimate(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
         """A cheap first guess of the picture from y alone."""
         return self.to_image(y, size)
+
+    def wiener(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
+        """The best linear guess for a photograph, where one is known; else the first guess."""
+        return self.estimate(y, sigma, size)
 
     def project(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
         """x, moved towards explaining y as far as the noise in y lets it."""
@@ -98,6 +104,8 @@ class SVDOperator(LinearOperator):
     the null space; `Ut` puts the coefficients of y where their singular values are, and zeros elsewhere.
     """
 
+    by_frequency = False  # whether the coefficients of Vᵀx run from low to high frequencies along both sides
+
     @abstractmethod
     def singular_values(self, size: Size, like: Tensor) -> Tensor: ...
 
@@ -126,6 +134,30 @@ class SVDOperator(LinearOperator):
         kept = s > SINGULAR_CUTOFF
         gain = torch.where(kept, s, 0.0) / torch.where(kept, s**2 + lam, 1.0)
         return self.V(gain * self.Ut(r, size))
+
+    def wiener(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
+        """Wiener's filter for the spectrum of photographs: V diag(s r² / (s² r² + σ²)) Uᵀ y."""
+        if not self.by_frequency:
+            return self.estimate(y, sigma, size)
+        size = size or self.image_size(y)
+        sr = self.singular_values(size, y) * natural_spectrum(size, y.dtype, y.device)
+        noise = torch.as_tensor(sigma, dtype=y.dtype, device=y.device).clamp(min=NOISE_FLOOR)
+        gain = sr * natural_spectrum(size, y.dtype, y.device) / (sr**2 + noise**2)
+        return self.V(gain * self.Ut(y, size))
+
+
+@lru_cache(maxsize=32)
+def natural_spectrum(size: Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The spread r of a photograph's coefficients in an orthonormal basis of frequencies, (H, W).
+
+    r = 75 (1 + q)^(−5/4) with q the frequency in half periods per 256 pixels: a fit to the cosine transforms of
+    206 photographs in [-1, 1], within a third of it from q = 1 to 300.
+    """
+    height, width = size
+    with torch.inference_mode(False):
+        rows = torch.arange(height, dtype=torch.float64)[:, None] * (256 / height)
+        columns = torch.arange(width, dtype=torch.float64)[None] * (256 / width)
+        return (75 * (1 + (rows**2 + columns**2).sqrt()) ** -1.25).to(dtype).to(device)
 
 
 def _noise_to_signal(sigma: Sigma) -> Sigma:

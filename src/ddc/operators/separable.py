@@ -59,6 +59,8 @@ def reflect(index: Tensor, length: int) -> Tensor:
 class SeparableOperator(SVDOperator):
     """y = L x Rᵀ. A subclass is a frozen dataclass and gives `taps`, with every column inside the picture."""
 
+    by_frequency = True  # singular values fall with frequency, and are sorted
+
     @abstractmethod
     def taps(self, length: int) -> Taps:
         """The 1-D operator on `length` pixels, of ceil(length / scale) rows."""

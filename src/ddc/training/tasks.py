@@ -234,6 +234,8 @@ def _fixed_operator(task: str, size: int) -> Operator:
 class GaussianBlurs(SVDOperator):
     """A Gaussian blur of its own width for each picture of a batch."""
 
+    by_frequency = True
+
     def __init__(self, operators: Sequence[GaussianBlur]) -> None:
         self.operators = tuple(operators)
 
