@@ -53,12 +53,12 @@ def ddc_arguments(command: str) -> list[str] | None:
     return None
 
 
-def parse_only(command: str) -> None:
-    """Let the command line's own parser read a command, and run nothing."""
+def parse_only(command: str) -> str:
+    """Let the command line's own parser read a command, and run nothing. Returns the subcommand."""
     arguments = ddc_arguments(command)
     assert arguments is not None, f"{command!r} is no ddc command"
     if not arguments or arguments[0].startswith("--"):
-        return
+        return ""
     name, *rest = arguments
     assert name in available(), f"{command!r}: there is no command {name}"
     module, _, class_name = available()[name][0].partition(":")
@@ -66,3 +66,4 @@ def parse_only(command: str) -> None:
         tyro.cli(getattr(importlib.import_module(module), class_name), args=rest, prog=f"ddc {name}")
     except SystemExit as stop:
         assert stop.code in (0, None), f"{command!r} cannot be parsed"
+    return name

@@ -132,11 +132,11 @@ def test_what_is_generated_is_used_and_every_solver_has_its_equation() -> None:
 def test_commands_and_python_of_a_page_can_be_parsed(path: Path) -> None:
     for block in code_blocks(path.read_text()):
         if block.language == "python":
-            compile(block.text, f"{path.name} line {block.line}", "exec")
+            assert compile(block.text, f"{path.name} line {block.line}", "exec")
         elif block.language in SHELLS:
             for command in block.commands():
                 if ddc_arguments(command) is not None:
-                    parse_only(command)
+                    assert parse_only(command) in ("", *available())
 
 
 def test_citation_names_the_paper() -> None:

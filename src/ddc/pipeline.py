@@ -9,6 +9,7 @@ import dataclasses
 import json
 import logging
 import math
+import os
 import time
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -443,10 +444,13 @@ def _is_a(value: Any, kind: Any) -> bool:
 
 
 def pick_device(name: str | torch.device) -> torch.device:
-    """A device that works, by name; "auto" is CUDA, else Apple's MPS, else the CPU."""
+    """A device that works, by name; "auto" is CUDA, else Apple's MPS, else the CPU.
+
+    Where a launcher started several processes, each has a CUDA device of its own.
+    """
+    if str(name) in ("auto", "cuda") and torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     if str(name) == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)

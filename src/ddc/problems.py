@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ddc.errors import UserError
 from ddc.images import internal_sigma
+from ddc.noise import Noise, derive_seed
 from ddc.operators.base import LinearOperator, Operator, Size, SVDOperator
 from ddc.operators.blur import GaussianBlur, KernelBlur, motion_kernel, read_kernel
 from ddc.operators.colorize import Colorize
@@ -120,6 +122,23 @@ def make_problem(
     """The problem of a named task; see `task_operator`."""
     check_sigma(sigma_y)
     return Problem(task_operator(task, size, seeds, mask, kernel, operator_file), sigma_y, task)
+
+
+def measure_named(
+    task: str, sigma_y: float, x: Tensor, names: Sequence[str], seed: int = 0
+) -> tuple[Problem, Tensor]:
+    """The problem and measurements of clean pictures x, (B, 3, H, W) in [-1, 1].
+
+    Masks and noise depend on the seed and the pictures' names alone; the noise is the same field for every σ. y is
+    floating point, as in the paper, and not rounded to 8 bits.
+    """
+    seeds = [derive_seed(seed, f"operator/{name}") for name in names]
+    problem = make_problem(task, sigma_y, size=(x.shape[-2], x.shape[-1]), seeds=seeds)
+    with torch.autocast(x.device.type, enabled=False):
+        if not sigma_y:
+            return problem, problem.measure(x)
+        noise = Noise([derive_seed(seed, f"measure/{name}") for name in names], device=x.device)
+        return problem, problem.measure(x, noise.normal(problem.operator(x).shape))
 
 
 def task_operator(

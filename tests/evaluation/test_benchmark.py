@@ -25,12 +25,12 @@ from ddc.evaluation.benchmark import (
     evenly,
     load_images,
     make_cases,
-    measurement,
     parse_solver,
     read_rows,
 )
 from ddc.evaluation.report import Page, Table, busiest_window, ranked, write_report
 from ddc.evaluation.results import COLUMNS, half_width, paired_differences, write_results
+from ddc.problems import measure_named
 
 SIZE = 32
 
@@ -143,14 +143,14 @@ def test_measurements_depend_on_name_and_seed_alone(pictures: Path) -> None:
     images = load_images(pictures, SIZE)
     x = torch.stack([image.pixels for image in images]).float() / 127.5 - 1
     names = [image.name for image in images]
-    _, y = measurement("inpaint92", 0.05, x, names, seed=0)
-    _, again = measurement("inpaint92", 0.05, x[2:3], names[2:3], seed=0)
+    _, y = measure_named("inpaint92", 0.05, x, names, seed=0)
+    _, again = measure_named("inpaint92", 0.05, x[2:3], names[2:3], seed=0)
     torch.testing.assert_close(y[2:3], again)
-    _, other = measurement("inpaint92", 0.05, x, names, seed=1)
+    _, other = measure_named("inpaint92", 0.05, x, names, seed=1)
     assert not torch.allclose(y, other)
     # the same field of noise, scaled, for every σ
-    _, clean = measurement("sr4", 0.0, x, names, seed=0)
-    (_, low), (_, high) = (measurement("sr4", sigma, x, names, seed=0) for sigma in (0.05, 0.1))
+    _, clean = measure_named("sr4", 0.0, x, names, seed=0)
+    (_, low), (_, high) = (measure_named("sr4", sigma, x, names, seed=0) for sigma in (0.05, 0.1))
     torch.testing.assert_close(high - clean, 2 * (low - clean), atol=1e-5, rtol=0)
 
 

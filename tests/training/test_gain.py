@@ -14,10 +14,11 @@ from ddc.images import to_internal
 from ddc.networks import CompactUNet
 from ddc.noise import Noise
 from ddc.priors import Prior, schedule_from_config, scheduler_config
+from ddc.problems import measure_named
 from ddc.solvers.base import pseudo_inverse
 from ddc.solvers.ddc import DDC
 from ddc.solvers.dncnn import DnCNN
-from ddc.training.ddc import DDCObjective, measure
+from ddc.training.ddc import DDCObjective
 from ddc.training.dncnn import DnCNNObjective
 from ddc.training.loop import train
 from ddc.training.objectives import figures_of
@@ -52,7 +53,7 @@ def test_gain_over_the_pseudo_inverse(task: str, folder: Path, truth: Tensor, tm
     train(objective, settings(folder, tmp_path / "run", crop=48, **how), report=lambda line: None)
 
     trained = DataConsistency.from_pretrained(tmp_path / "run" / "model")
-    problem, y = measure(truth, ["cat"], task, 0.1)
+    problem, y = measure_named(task, 0.1, truth, ["cat"])
     restored = DDC(steps=1).solve(y, problem, prior, Noise([0]), network=trained)
     after = figures_of("x", restored, truth, None)["x/psnr"][0]
     before = figures_of("x", pseudo_inverse(y, problem), truth, None)["x/psnr"][0]

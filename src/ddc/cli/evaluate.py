@@ -55,8 +55,6 @@ class Evaluate:
 
         check_packages()
         device = str(pick_device(self.device))
-        if device == "cuda" and "LOCAL_RANK" in os.environ:
-            device = f"cuda:{os.environ['LOCAL_RANK']}"
         models = Models(parse_models(self.model), device)
         sigmas = [number(text, "sigma") for text in split(self.sigma)]
         steps = [int(number(text, "steps")) for text in split(self.steps)]

@@ -50,8 +50,6 @@ class Reproduce:
     """The standard Inception weights, pt_inception-2015-12-05-6726825d.pth; FID is measured where they are."""
 
     def run(self) -> int:
-        import os
-
         from ddc.cli.evaluate import parse_models
         from ddc.evaluation.benchmark import Options, bundled_images, load_images
         from ddc.evaluation.experiments import EXPERIMENTS, Plan, reproduce
@@ -61,8 +59,6 @@ class Reproduce:
 
         check_packages()
         device = str(pick_device(self.device))
-        if device == "cuda" and "LOCAL_RANK" in os.environ:
-            device = f"cuda:{os.environ['LOCAL_RANK']}"
         size = self.size or (128 if self.quick else 256)
         limit = self.limit or (2 if self.quick else None)
         if self.images is None:

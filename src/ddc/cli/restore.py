@@ -1,6 +1,5 @@
 """`ddc restore`: degraded pictures in, restored pictures out."""
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -71,7 +70,7 @@ class Restore(FileOptions):
             return 0
         from ddc.pipeline import RestorationPipeline
 
-        pipe = RestorationPipeline.from_pretrained(self.model, self.network).to(self._device(), self.fast)
+        pipe = RestorationPipeline.from_pretrained(self.model, self.network).to(self.device, self.fast)
         report = Report(self, len(items))
         batch = self.batch or pipe.batch
         with progress_bar(report, self.task) as show, ThreadPoolExecutor(1) as writer:
@@ -113,16 +112,6 @@ class Restore(FileOptions):
 
     def _task(self) -> str:
         return "custom" if self.operator is not None else self.task
-
-    def _device(self) -> str:
-        """One process for each device, where a launcher started several."""
-        local = os.environ.get("LOCAL_RANK")
-        if self.device == "auto" and local is not None:
-            import torch
-
-            if torch.cuda.is_available():
-                return f"cuda:{local}"
-        return self.device
 
     def _results(
         self,

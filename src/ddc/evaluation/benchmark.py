@@ -31,7 +31,7 @@ from ddc.evaluation.metrics import Array, Metrics, consistency, kurtosis, spread
 from ddc.images import Picture, to_internal, to_unit
 from ddc.noise import Noise, derive_seed
 from ddc.priors import Prior
-from ddc.problems import Problem, make_problem
+from ddc.problems import Problem, make_problem, measure_named
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Solver, Step
 from ddc.training.data import decode, find_sources
@@ -348,7 +348,7 @@ def restore_batch(
     device = torch.device(options.device)
     truth = torch.stack([image.pixels for image in batch]).to(device).float() / 255
     x = to_internal(truth)
-    problem, y = measurement(case.task, case.sigma, x, [image.name for image in batch], options.seed)
+    problem, y = measure_named(case.task, case.sigma, x, [image.name for image in batch], options.seed)
     prior, parts = models.parts(case, problem)
     trace: list[tuple[int, list[float]]] = []
 
@@ -402,22 +402,6 @@ def restore_batch(
             image.name, row["lpips"], pictures[0][i], truth[i], to_unit(problem.operator.to_image(y)[i])
         )
     return rows
-
-
-def measurement(
-    task: str, sigma: float, x: Tensor, names: Sequence[str], seed: int
-) -> tuple[Problem, Tensor]:
-    """The problem and its y. Masks and noise depend on the seed and the image's name, never on the solver; the
-    noise is the same field for every σ. y is floating point, as in the paper, and not rounded to 8 bits."""
-    problem = make_problem(
-        task,
-        sigma,
-        size=(x.shape[-2], x.shape[-1]),
-        seeds=[derive_seed(seed, f"operator/{name}") for name in names],
-    )
-    clean = problem.operator(x)
-    noise = Noise([derive_seed(seed, f"measure/{name}") for name in names], device=x.device)
-    return problem, problem.measure(x, noise.normal(clean.shape)) if sigma else clean
 
 
 def check_truth(rows: "RowFile", images: list[Image], metrics: Metrics, batch_size: int) -> None:

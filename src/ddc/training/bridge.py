@@ -15,11 +15,10 @@ from torch import Tensor
 from ddc.networks import network_config
 from ddc.noise import Noise, derive_seed, on_device
 from ddc.perceptual import LPIPS
-from ddc.problems import Problem
+from ddc.problems import Problem, measure_named
 from ddc.solvers.bridge import Bridge, BridgeSchedule
 from ddc.solvers.i2sb import I2SB
 from ddc.training.data import Draws
-from ddc.training.ddc import measure
 from ddc.training.objectives import Forward, Losses, Objective, call, figures_of
 from ddc.training.tasks import Group, TaskMix, group_draws, make_draws, measure_batch
 
@@ -82,7 +81,7 @@ class BridgeObjective(Objective):
     def validate(self, crops: Tensor, names: list[str]) -> dict[str, list[float]]:
         """PSNR and LPIPS of restorations, and of the measurement at image size that they start from."""
         size = (crops.shape[-2], crops.shape[-1])
-        problem, y = measure(crops, names, self.bridge.task, self.mix.sigma_max)
+        problem, y = measure_named(self.bridge.task, self.mix.sigma_max, crops, names)
         restored = self._restore(problem, y, names)
         start = problem.operator.to_image(y, size)
         figures = figures_of(self.bridge.task, restored, crops, self.lpips)
@@ -97,7 +96,7 @@ class BridgeObjective(Objective):
     def pictures(self, crops: Tensor, names: list[str]) -> list[Tensor]:
         """Truth, y at image size, the network's x̂₀ from it in one step, and the restored picture."""
         schedule, last = self.bridge.schedule, self.bridge.schedule.length - 1
-        problem, y = measure(crops, names, self.bridge.task, self.mix.sigma_max)
+        problem, y = measure_named(self.bridge.task, self.mix.sigma_max, crops, names)
         x1 = problem.operator.to_image(y, (crops.shape[-2], crops.shape[-1]))
         x0 = schedule.clean(x1, self.bridge(x1, last), last)
         columns = [crops, x1, x0, self._restore(problem, y, names)]

@@ -6,7 +6,6 @@ for a whole run of the sampler, one step of it per training step, so that the ne
 will meet, at no extra cost.
 """
 
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +22,7 @@ from ddc.networks import network_config, read_config
 from ddc.noise import Noise, derive_seed, on_device
 from ddc.perceptual import LPIPS
 from ddc.priors import Prior, schedule_from_config
-from ddc.problems import Problem, make_problem
+from ddc.problems import Problem, measure_named
 from ddc.schedule import Schedule
 from ddc.solvers.ddc import DDC
 from ddc.training.data import Draws
@@ -257,7 +256,7 @@ class DDCObjective(Objective):
         """PSNR and LPIPS of five-step restorations for the validation tasks."""
         figures: dict[str, list[float]] = {}
         for task, sigma_y in self.validation_tasks:
-            x = self._restore(crops, names, *measure(crops, names, task, sigma_y))
+            x = self._restore(crops, names, *measure_named(task, sigma_y, crops, names))
             figures |= figures_of(f"{task}@{sigma_y:g}", x, crops, self.lpips)
         return figures
 
@@ -273,23 +272,13 @@ class DDCObjective(Objective):
         rows = []
         for i, name in enumerate(names):
             truth = crops[i : i + 1]
-            problem, y = measure(truth, [name], *tasks[i % len(tasks)])
+            problem, y = measure_named(*tasks[i % len(tasks)], truth, [name])
             z = Noise([derive_seed(2, name)], device=crops.device).normal(truth.shape)
             x0 = self.prior.predict(self.schedule.add_noise(truth, half, z), half).x0.float()
             size = (truth.shape[-2], truth.shape[-1])
             restored = self._restore(truth, [name], problem, y)
             rows.append(torch.cat([truth, problem.operator.to_image(y, size), x0, restored]))
         return rows
-
-
-def measure(crops: Tensor, names: Sequence[str], task: str, sigma_y: float) -> tuple[Problem, Tensor]:
-    """The measurements of named pictures; noise and masks depend on the names alone."""
-    seeds = [derive_seed(0, name) for name in names]
-    problem = make_problem(task, sigma_y, size=(crops.shape[-2], crops.shape[-1]), seeds=seeds)
-    with torch.autocast(crops.device.type, enabled=False):
-        y = problem.operator(crops)
-        z = Noise(seeds, device=crops.device).normal(y.shape)
-        return problem, problem.operator.add_noise(y, z, problem.sigma) if sigma_y > 0 else y
 
 
 def schedule_remark(prior: Prior) -> dict[str, Any]:
