@@ -440,3 +440,9 @@ def test_host_memory_is_at_most_30_bytes_a_pixel(tiny_model: Path, tmp_path: Pat
     assert float(answer.stderr) < 30
     again = Picture.read(tmp_path / "out" / "large.png")
     assert np.abs(again.pixels.astype(int) - large).max() <= 1
+
+
+def test_a_format_that_cannot_be_written_is_not_taken_for_a_folder(
+    restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ".gif pictures cannot be written" in refused(restore, capsys, tmp_path / "x.gif", photo)

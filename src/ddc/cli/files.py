@@ -14,6 +14,24 @@ import tyro
 from ddc.errors import UserError
 
 
+# Names of pictures that we do not write: taken for a folder, they would surprise.
+OTHER_FORMATS = {
+    ".gif",
+    ".avif",
+    ".jxl",
+    ".jp2",
+    ".ppm",
+    ".tga",
+    ".ico",
+    ".psd",
+    ".svg",
+    ".pdf",
+    ".exr",
+    ".raw",
+    ".dng",
+}
+
+
 @dataclass(frozen=True)
 class Item:
     """One picture to do: where it is, and where its result goes."""
@@ -59,6 +77,10 @@ class FileOptions:
         if names_a_file and not single:
             raise UserError(
                 f"{self.out} names one picture, but there are several to do; give a folder with -o"
+            )
+        if self.out.suffix.lower() in OTHER_FORMATS and not self.out.is_dir():
+            raise UserError(
+                f"{self.out.suffix} pictures cannot be written; expected one of {', '.join(sorted(FORMATS))}"
             )
         if not names_a_file and self.out.exists() and not self.out.is_dir():
             raise UserError(f"{self.out} is a file and no picture; give a folder with -o")
