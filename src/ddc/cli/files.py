@@ -13,7 +13,6 @@ import tyro
 
 from ddc.errors import UserError
 
-
 # Names of pictures that we do not write: taken for a folder, they would surprise.
 OTHER_FORMATS = {
     ".gif",
