@@ -14,7 +14,7 @@ from torch import Tensor
 from ddc import pipeline
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
-from ddc.images import Picture
+from ddc.images import ROUNDING_8_BIT, Picture
 from ddc.operators import Bicubic, LinearOperator
 from ddc.operators.base import Size
 from ddc.pipeline import RestorationPipeline, make_solver
@@ -141,6 +141,35 @@ def test_alpha_is_the_mask_of_inpainting(pipe: RestorationPipeline) -> None:
     third = pipe(Picture(pixels), "box", mask=mask, names=["a"]).picture
     assert first.alpha is None
     assert torch.equal(first.tensor, second.tensor) and torch.equal(first.tensor, third.tensor)
+
+
+def test_observed_pixels_stay_where_there_is_no_noise(pipe: RestorationPipeline) -> None:
+    picture = PIL.Image.fromarray(data.astronaut()[:24, :24])
+    mask = torch.ones(24, 24)
+    mask[8:14, 5:20] = 0
+    restored = pipe(picture, "inpaint", mask=mask).picture
+    again = np.rint(restored.pixels * 255).astype(np.uint8)
+    seen = mask.numpy() > 0
+    assert (again[seen] == np.asarray(picture)[seen]).all() and (again[~seen] != 0).any()
+
+
+def test_a_network_is_told_of_rounding_to_8_bits(pipe: RestorationPipeline) -> None:
+    rounded = data.astronaut()[:24, :24]
+    exact = torch.from_numpy(rounded).permute(2, 0, 1).float() / 255
+    config = {
+        "channels": [8, 16],
+        "encoder_blocks": [1, 1],
+        "decoder_blocks": [1],
+        "groups": 4,
+        "head_dim": 8,
+    }
+    network = DataConsistency.from_config(config | {"inputs": ["wiener"], "residual": "blend"})
+    pipe = RestorationPipeline(pipe.prior, network.eval())
+    told, untold = (pipe(image, "gauss", names=["a"]) for image in (rounded, exact))
+    again = pipe(exact, "gauss", sigma=ROUNDING_8_BIT, names=["a"])
+    assert (told.picture.tensor - again.picture.tensor).abs().max() < 1e-4
+    assert (told.picture.tensor - untold.picture.tensor).abs().max() > 1e-3
+    assert told.sigma == untold.sigma == [0.0]  # what was asked for
 
 
 def test_alpha_stays_alpha_where_a_mask_is_given(pipe: RestorationPipeline) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
-from ddc.images import Picture, estimate_sigma, jpeg_quality, to_internal
+from ddc.images import ROUNDING_8_BIT, Picture, estimate_sigma, jpeg_quality, to_internal
 from ddc.noise import Noise, derive_seed
 from ddc.operators.base import LinearOperator, Operator, check_adjoint
 from ddc.operators.colorize import GREY, Colorize
@@ -292,6 +292,12 @@ class _Run:
             self.pipe.tile = min(self.pipe.tile, self.tile)
             logger.warning("out of memory: going on with tiles of %d pixels", self.tile)
 
+    def noise_level(self, job: _Job) -> float:
+        """σ_y. Rounding to 8 bits counts for a network, which would take the pixels for exact otherwise."""
+        sigma_y = float(job.problem.sigma_y)
+        rounded = job.picture.pixels.dtype == np.uint8 and isinstance(job.problem.operator, LinearOperator)
+        return max(sigma_y, ROUNDING_8_BIT) if rounded and "network" in self.solver.needs else sigma_y
+
     def solve(self, jobs: Sequence[_Job], progress: Callable[[float], None] | None) -> Tensor:
         """(B, 3, H, W) in [0, 1], on the CPU."""
         pipe, problem = self.pipe, jobs[0].problem
@@ -308,7 +314,7 @@ class _Run:
             nonlocal finished
             each = [(window, job) for window in windows for job in jobs]
             y = torch.stack([_measurement(job, window) for window, job in each]).to(pipe.device)
-            levels = [float(job.problem.sigma_y) for _, job in each]
+            levels = [self.noise_level(job) for _, job in each]
             sigma_y = levels[0] if len(set(levels)) == 1 else torch.tensor(levels, device=pipe.device)
             part = Problem(_joined(operator, windows, len(jobs)), sigma_y, problem.name)
             observed = part.operator.observed(y)

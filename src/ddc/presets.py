@@ -41,7 +41,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "channels": [96, 192, 352, 448],
         "encoder_blocks": [2, 2, 2, 2],
         "decoder_blocks": [3, 3, 2],
-        "inputs": ["estimate", "projection", "mask", "sigma"],
+        "inputs": ["wiener", "projection", "mask", "sigma"],
         "residual": "blend",
     },
     # the paper's: 113.7 M parameters, 497 GFLOP; reads x̂0 and the repeated y

@@ -7,6 +7,7 @@ from PIL import Image
 from skimage import data
 
 from ddc.errors import UserError
+from ddc.images import ROUNDING_8_BIT
 from ddc.operators.inpaint import Inpaint, box_mask, fill_holes, random_mask, read_mask, stroke_mask
 from ddc.problems import Problem
 
@@ -102,3 +103,15 @@ def test_bad_masks_are_refused() -> None:
         Inpaint(torch.ones(2, 1, 4, 4))(torch.zeros(3, 3, 4, 4))
     with pytest.raises(UserError, match="missing pixels"):
         random_mask((4, 4), 1.0, 0)
+
+
+def test_known_pixels_are_kept_where_they_carry_no_noise() -> None:
+    mask = random_mask((8, 8), 0.5, [0, 1, 2])
+    operator = Inpaint(mask)
+    x, y = torch.full((3, 3, 8, 8), 0.25), torch.full((3, 3, 8, 8), -0.5) * mask
+    sigma = torch.tensor([0.0, 2 * ROUNDING_8_BIT, 0.02]).view(-1, 1, 1, 1)
+    kept = operator.keep_known(x, y, sigma)
+    assert torch.equal(kept[:2], torch.where(mask[:2] > 0, -0.5, 0.25).expand(2, 3, 8, 8))
+    assert torch.equal(kept[2], x[2])  # noisy pixels are restored too
+    assert torch.equal(operator.keep_known(x, y, 0.0)[0], kept[0])
+    assert torch.equal(operator.keep_known(x, y, 0.1), x)

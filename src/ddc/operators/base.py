@@ -19,6 +19,7 @@ Sigma = float | Tensor  # the noise of y in [-1, 1] units; a tensor is (B, 1, 1,
 
 SINGULAR_CUTOFF = 0.03  # smaller singular values count as zero, as in DDRM
 NOISE_FLOOR = 1e-4  # of y, for Wiener's filter: what float32 and its transforms leave of an exact measurement
+ROUNDING = 1 / 255  # of y: noise up to half a level of 8 bits, below which a pixel counts as known
 SIGNAL_STD = 0.25  # the spread of an image around a guess of it, in `project`'s balance of guess and data
 
 
@@ -52,6 +53,10 @@ class Operator(ABC):
         """x, moved towards explaining y as far as the noise in y lets it."""
         size = (x.shape[-2], x.shape[-1])
         return x + self.to_image(y, size) - self.to_image(self(x), size)
+
+    def keep_known(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
+        """x, with the pixels that y tells exactly put back."""
+        return x
 
     def add_noise(self, y: Tensor, z: Tensor, sigma: Sigma) -> Tensor:
         """y with measurement noise; an operator that does not observe every pixel leaves the others alone."""

@@ -16,7 +16,7 @@ from torch.nn.functional import avg_pool2d, conv2d, interpolate, pad
 
 from ddc.errors import UserError
 from ddc.noise import Noise
-from ddc.operators.base import Sigma, Size, SVDOperator
+from ddc.operators.base import ROUNDING, Sigma, Size, SVDOperator
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +67,10 @@ class Inpaint(SVDOperator):
         """y with its holes filled smoothly from around them."""
         mask = self.singular_values((y.shape[-2], y.shape[-1]), y)
         return fill_holes(y, mask.expand(y.shape[0], -1, -1, -1))
+
+    def keep_known(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
+        known = self.singular_values((x.shape[-2], x.shape[-1]), x) * (sigma <= ROUNDING)
+        return torch.where(known > 0, y, x)
 
     def add_noise(self, y: Tensor, z: Tensor, sigma: Sigma) -> Tensor:
         return y + self._kept(sigma * z)

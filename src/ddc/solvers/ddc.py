@@ -51,6 +51,7 @@ class DDC(Solver):
             prediction = prior.predict(x, t)
             x0 = prediction.x0
             x0 = x0 - network(network.describe(y, x0, problem), x0, t)  # equation 6
+            x0 = problem.operator.keep_known(x0, y, problem.sigma)
             x = schedule.posterior(x, x0, t, s, noise.normal(shape), prediction.v)
             if callback:
                 callback(Step(i, len(pairs), t, x0, prediction.noise))

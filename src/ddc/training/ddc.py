@@ -20,6 +20,7 @@ from ddc.consistency import CHANNELS, TRAIN_STEPS, DataConsistency
 from ddc.errors import UserError
 from ddc.networks import network_config, read_config
 from ddc.noise import Noise, derive_seed, on_device
+from ddc.operators.inpaint import Inpaint
 from ddc.perceptual import LPIPS
 from ddc.priors import Prior, schedule_from_config
 from ddc.problems import Problem, measure_named
@@ -27,7 +28,7 @@ from ddc.schedule import Schedule
 from ddc.solvers.ddc import DDC
 from ddc.training.data import Draws
 from ddc.training.objectives import Forward, Losses, Objective, call, figures_of, fingerprint
-from ddc.training.tasks import Draw, Group, TaskMix, group_draws, make_draws, measure_batch, pick
+from ddc.training.tasks import Draw, Group, Groups, TaskMix, group_draws, make_draws, measure_batch, pick
 
 
 @dataclass
@@ -91,9 +92,11 @@ class DDCObjective(Objective):
             prediction = self.prior.predict(slots.x, t)
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             x0 = prediction.x0.float()
-            self._write_projection(slots, x0)
+            groups = group_draws(slots.draws, device)
+            self._write_projection(slots, groups, x0)
         raw = call(forward, torch.cat([x0, slots.known], dim=1), t).float()
         x0_y = x0 - self.network.delta(raw, slots.known, x0, t)  # equation 6
+        x0_y = self._keep_known(slots, groups, x0_y)
 
         mse = (x0_y - slots.truth).square().mean()
         kl = kl_of_step(schedule, slots.x, x0_y, slots.truth, t, z, prediction.v)
@@ -195,17 +198,15 @@ class DDCObjective(Objective):
             start += CHANNELS[name]
         return layout
 
-    def _write_projection(self, slots: Slots, x0: Tensor) -> None:
+    def _write_projection(self, slots: Slots, groups: Groups, x0: Tensor) -> None:
         for name, start, stop in self._layout():
             if name == "projection":
-                groups = group_draws(slots.draws, x0.device)
-                sorted_x0 = x0[groups.order]
+                slots.known[:, start:stop] = _operate(slots, groups, x0, "project")
 
-                def project(group: Group, guess: Tensor = sorted_x0) -> Tensor:
-                    y = torch.cat([slots.y[i] for i in group.indices])
-                    return group.problem.operator.project(guess[group.part], y, group.problem.sigma)
-
-                slots.known[:, start:stop] = groups.apply(project)
+    def _keep_known(self, slots: Slots, groups: Groups, x0_y: Tensor) -> Tensor:
+        if not any(isinstance(group.problem.operator, Inpaint) for group in groups.groups):
+            return x0_y
+        return _operate(slots, groups, x0_y, "keep_known")
 
     # -- what the loop asks ----------------------------------------------------------------------------------
 
@@ -279,6 +280,18 @@ class DDCObjective(Objective):
             restored = self._restore(truth, [name], problem, y)
             rows.append(torch.cat([truth, problem.operator.to_image(y, size), x0, restored]))
         return rows
+
+
+def _operate(slots: Slots, groups: Groups, x: Tensor, method: str) -> Tensor:
+    """What the operator of each picture makes of x, y and σ."""
+    sorted_x = x[groups.order]
+
+    def of_group(group: Group) -> Tensor:
+        y = torch.cat([slots.y[i] for i in group.indices])
+        made: Tensor = getattr(group.problem.operator, method)(sorted_x[group.part], y, group.problem.sigma)
+        return made
+
+    return groups.apply(of_group)
 
 
 def schedule_remark(prior: Prior) -> dict[str, Any]:

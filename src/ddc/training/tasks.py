@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ddc.errors import UserError
+from ddc.images import ROUNDING_8_BIT
 from ddc.noise import Noise, on_device
 from ddc.operators.base import Operator, Size, SVDOperator
 from ddc.operators.blur import GaussianBlur, KernelBlur
@@ -123,6 +124,8 @@ class TaskMix:
         noiseless = rng.random() < self.noiseless_share and task != "denoise"
         sigma_y = 0.0 if noiseless else float(rng.uniform(0, self.sigma_max))
         rounded = noiseless and rng.random() < self.eight_bit_share
+        if rounded and not task.startswith("jpeg"):  # which rounds by itself
+            sigma_y = ROUNDING_8_BIT
         if not task.startswith("box"):
             return Choice(task, sigma_y, rounded)
         down, right = (int(rng.integers(-size // 3, size // 3 + 1)) for _ in range(2))
@@ -351,6 +354,7 @@ def measure_batch(truth: Tensor, draws: Sequence[Draw], seeds: Sequence[int], gr
             z = field[group.part, :channels, :height, :width]
         else:
             z = Noise([seeds[i] for i in group.indices], device=truth.device).normal(clean.shape)
+        z = z.masked_fill(rounded[group.part], 0)  # rounding is all the noise there is
         measured = group.problem.operator.add_noise(clean, z, group.problem.sigma)
         if any(draws[i].rounded for i in group.indices):
             measured = torch.where(rounded[group.part], round_to_8_bit(measured), measured)
