@@ -73,7 +73,7 @@ def test_interrupted_evaluation_ends_with_the_same_numbers(
     calls = 0
     restore = benchmark.restore_batch
 
-    def interrupted(*args: object) -> list[dict]:
+    def interrupted(*args: object) -> benchmark.Restored:
         nonlocal calls
         calls += 1
         if calls == 18:
@@ -171,8 +171,9 @@ def test_what_cannot_run_is_said_and_the_rest_is_measured(
 ) -> None:
     models = Models({"tiny": tiny_model})
     cases = make_cases(models, ["jpeg37"], [0], ["ddnm", "cddb", "pinv"])
-    skipped = evaluate(cases, load_images(pictures, SIZE, 1), models, Options(tmp_path))
-    assert len(skipped) == 2
+    outcome = evaluate(cases, load_images(pictures, SIZE, 1), models, Options(tmp_path))
+    skipped = outcome.skipped
+    assert len(skipped) == 2 and not outcome.left and outcome.rows == 1
     assert "ddnm needs" in skipped[0] and "ddc train i2sb --task jpeg37" in skipped[1]
     assert {row["solver"] for row in read_rows(tmp_path)[0]} == {"pinv"}
 

@@ -88,7 +88,7 @@ def test_checkpoints_along_training(tiny_model: Path, tmp_path: Path) -> None:
 def test_slow_solvers_on_fewer_pictures(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddc.evaluation.experiments.SLOW", 15)
+    monkeypatch.setattr("ddc.evaluation.benchmark.SLOW", 15)
     rows, html = reproduce("figure2", tiny_model, tmp_path, limit=2, slow_limit=1, max_nfe=20)
     assert {row["solver"]: row["n"] for row in rows} == {"dps": 1, "ddnm": 1, "unconditional": 1}
     assert "Measured on 1 pictures only" in html

@@ -21,13 +21,15 @@ class Evaluate:
     solver: str = "ddc"
     """Solvers, separated by commas, with settings if you like: ddc,ddnm,pigdm:noise_blind=true."""
     task: str = "sr4"
-    """Tasks, separated by commas: sr4,gauss,inpaint92,jpeg10."""
+    """Tasks, separated by commas, with a noise of their own if you like: sr4,gauss,jpeg10:sigma=0."""
     sigma: str = "0.05"
     """Noise of the measurements in [0, 1] units, separated by commas: 0,0.05."""
     steps: str = ""
     """Sampling steps, separated by commas; empty takes each solver's own."""
     limit: int | None = None
     """Measure this many pictures, evenly spread over all."""
+    slow_limit: int | None = None
+    """Measure solvers of more than 200 network evaluations on this many pictures only."""
     max_nfe: int | None = None
     """Shorten every solver to at most this many network evaluations."""
     batch_size: int = 1
@@ -42,20 +44,40 @@ class Evaluate:
     """auto, cpu, cuda, cuda:1, mps."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of the networks."""
+    compile: bool = False
+    """Compile the networks for the batch size (CUDA): minutes at the start, then faster."""
+    minutes: float | None = None
+    """Start no batch that would end later than this; 0 measures nothing. The same command goes on later."""
+    report: bool = True
+    """Write the report. Without it the measuring computer needs neither matplotlib nor jinja2: copy the --out
+    folder and run the same command elsewhere."""
+    vgg16: Path | None = None
+    """VGG16's weights for LPIPS-VGG16 and FD-VGG16, vgg16.safetensors; none takes them from the cache, or
+    downloads them."""
     fid_inception: Path | None = None
     """The standard Inception weights, pt_inception-2015-12-05-6726825d.pth; FID is measured where they are."""
 
     def run(self) -> int:
         import os
+        import time
 
-        from ddc.evaluation.benchmark import Models, Options, evaluate, load_images, make_cases
+        deadline = None if self.minutes is None else time.monotonic() + 60 * self.minutes
+        from ddc.evaluation.benchmark import (
+            Models,
+            Options,
+            evaluate,
+            load_images,
+            make_cases,
+            recorded_models,
+            slow_note,
+        )
         from ddc.evaluation.inception import find_inception
         from ddc.evaluation.report import Page, check_packages, write_report
-        from ddc.pipeline import pick_device
 
-        check_packages()
-        device = str(pick_device(self.device))
-        models = Models(parse_models(self.model), device)
+        if self.report:
+            check_packages()
+        use_vgg16(self.vgg16)
+        models = Models(parse_models(self.model), recorded=recorded_models(self.out))
         sigmas = [number(text, "sigma") for text in split(self.sigma)]
         steps = [int(number(text, "steps")) for text in split(self.steps)]
         cases = make_cases(models, split(self.task), sigmas, split(self.solver), steps, self.max_nfe)
@@ -64,16 +86,40 @@ class Evaluate:
             self.out,
             self.batch_size,
             self.seed,
-            device,
+            self.device,
             self.precision,
             self.samples,
             inception=find_inception(self.fid_inception),
+            slow_limit=self.slow_limit,
+            deadline=deadline,
+            compile=self.compile,
         )
         protocol = {"images": self.images.name, "count": len(images), "max_nfe": self.max_nfe}
-        skipped = evaluate(cases, images, models, options, protocol)
-        if int(os.environ.get("RANK", 0)) == 0:
-            print(write_report(self.out, Page(title=f"Evaluation on {self.images.name}", notes=skipped)))
+        outcome = evaluate(cases, images, models, options, protocol)
+        if int(os.environ.get("RANK", 0)):
+            return 0
+        if outcome.left:
+            print(outcome)
+        if self.report and outcome.rows:
+            notes = [str(outcome)] if outcome.left else []
+            notes += [*slow_note(cases, images, options), *outcome.skipped]
+            print(write_report(self.out, Page(title=f"Evaluation on {self.images.name}", notes=notes)))
+        else:
+            print(f"{outcome.rows} rows are in {self.out}")
         return 0
+
+
+def use_vgg16(path: Path | None) -> None:
+    """Have LPIPS read VGG16 from a file."""
+    import os
+
+    from ddc.errors import UserError
+    from ddc.perceptual import VGG_VARIABLE
+
+    if path is not None:
+        if not path.is_file():
+            raise UserError(f"{path} is not a file; expected VGG16's weights, vgg16.safetensors (--vgg16)")
+        os.environ[VGG_VARIABLE] = str(path)
 
 
 def split(text: str) -> list[str]:

@@ -46,19 +46,33 @@ class Reproduce:
     """auto, cpu, cuda, cuda:1, mps."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of the networks."""
+    compile: bool = False
+    """Compile the networks for the batch size (CUDA): minutes at the start, then faster."""
+    minutes: float | None = None
+    """Start no batch that would end later than this; 0 measures nothing. The same command goes on later."""
+    report: bool = True
+    """Write the report. Without it the measuring computer needs neither matplotlib nor jinja2: copy the --out
+    folder and run the same command elsewhere."""
+    vgg16: Path | None = None
+    """VGG16's weights for LPIPS-VGG16 and FD-VGG16, vgg16.safetensors; none takes them from the cache, or
+    downloads them."""
     fid_inception: Path | None = None
     """The standard Inception weights, pt_inception-2015-12-05-6726825d.pth; FID is measured where they are."""
 
     def run(self) -> int:
-        from ddc.cli.evaluate import parse_models
-        from ddc.evaluation.benchmark import Options, bundled_images, load_images
+        import time
+
+        deadline = None if self.minutes is None else time.monotonic() + 60 * self.minutes
+        from ddc.cli.evaluate import parse_models, use_vgg16
+        from ddc.evaluation.benchmark import Options, bundled_images, load_images, recorded_models
         from ddc.evaluation.experiments import EXPERIMENTS, Plan, reproduce
         from ddc.evaluation.inception import find_inception
         from ddc.evaluation.report import check_packages
-        from ddc.pipeline import DEFAULT_MODEL, pick_device
+        from ddc.pipeline import DEFAULT_MODEL
 
-        check_packages()
-        device = str(pick_device(self.device))
+        if self.report:
+            check_packages()
+        use_vgg16(self.vgg16)
         size = self.size or (128 if self.quick else 256)
         limit = self.limit or (2 if self.quick else None)
         if self.images is None:
@@ -66,21 +80,27 @@ class Reproduce:
         else:
             images, images_name = load_images(self.images, size, limit), self.images.name
         main = self.model or DEFAULT_MODEL
+        out = self.out or Path("runs") / (self.name + ("-quick" if self.quick else ""))
         given = {"default": main} if main.is_dir() or self.model else {}
         for name in EXPERIMENTS[self.name].models:  # the others may lie beside it, or be shipped
             for place in (DEFAULT_MODEL.parent / name, main.parent / name):
                 if name != "default" and place.is_dir():
                     given[name] = place
         given |= parse_models(self.models) if self.models else {}
-        out = self.out or Path("runs") / (self.name + ("-quick" if self.quick else ""))
+        for name in recorded_models(out):  # measured elsewhere: its rows need no folder
+            given.setdefault(name, main.parent / name)
         options = Options(
             out,
             self.batch_size,
             self.seed,
-            device,
+            self.device,
             self.precision,
             inception=find_inception(self.fid_inception),
+            slow_limit=self.slow_limit,
+            deadline=deadline,
+            compile=self.compile,
         )
-        plan = Plan(self.name, images, images_name, given, options, self.quick, self.max_nfe, self.slow_limit)
-        print(reproduce(plan))
+        plan = Plan(self.name, images, images_name, given, options, self.quick, self.max_nfe, self.report)
+        for line in reproduce(plan):
+            print(line)
         return 0

@@ -2,7 +2,8 @@
 
 A run is a folder. Each finished row is one line of `rows-*.jsonl`, written at once and never measured again;
 `protocol.json` says what all rows of the folder have in common. Nothing else is kept, so that an interrupted
-evaluation goes on where it stopped, with as many processes as there are then.
+evaluation goes on where it stopped, with as many processes as there are then, on another machine too: a folder
+whose rows are all there needs neither the models nor the device that it was measured with.
 """
 
 import base64
@@ -11,25 +12,31 @@ import hashlib
 import json
 import os
 import platform
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddc import __version__
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
 from ddc.evaluation.metrics import Array, Metrics, consistency, kurtosis, spread
+from ddc.fast import can_compile, prepare_compiler
 from ddc.images import Picture, to_internal, to_unit
+from ddc.networks import run_unet, unet_size_multiple
 from ddc.noise import Noise, derive_seed
+from ddc.pipeline import pick_device
 from ddc.priors import Prior
 from ddc.problems import Problem, make_problem, measure_named
 from ddc.solvers import SOLVERS
@@ -41,6 +48,7 @@ T = TypeVar("T")
 Precision = Literal["fp32", "bf16", "fp16"]
 KEY = ("model", "task", "sigma", "solver", "steps")
 WORST = 3  # pictures kept of the worst results of each case
+SLOW = 200  # network evaluations above which a solver is called slow
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -92,6 +100,33 @@ class Options:
     keep: int = 4
     """Pictures to keep of each case for the report, beside the worst ones."""
     inception: Path | None = None
+    slow_limit: int | None = None
+    """Pictures for solvers of more than `SLOW` evaluations; None is all."""
+    deadline: float | None = None
+    """The time.monotonic() after which no batch should end."""
+    compile: bool = False
+    """Compile the U-Nets for the batch size."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an evaluation did not measure."""
+
+    skipped: list[str]  # what cannot be run, and why
+    left: dict[Case, int]  # pictures that are still to be measured
+    rows: int  # that there are of these cases
+
+    def __str__(self) -> str:
+        if not self.left:
+            return ""
+        total = sum(self.left.values())
+        each = ", ".join(
+            f"{case.label} on {case.task} σ={case.sigma:g}: {n}" for case, n in self.left.items()
+        )
+        return (
+            f"The time was up: {total} of {self.rows + total} rows are missing ({each}). "
+            "The same command goes on where this one stopped."
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -180,26 +215,40 @@ class Models:
     """The folders of the models by their names, read when they are needed.
 
     `priors` names another folder to take a model's prior from. A model that is a network alone uses the first
-    model's.
+    model's. `recorded` has the fingerprints of models that were measured before; their folders may be gone.
     """
 
     def __init__(
-        self, folders: dict[str, Path], device: str = "cpu", priors: dict[str, Path] | None = None
+        self,
+        folders: dict[str, Path],
+        priors: dict[str, Path] | None = None,
+        recorded: dict[str, str] | None = None,
     ) -> None:
         if not folders:
             raise UserError("no model was given; expected a folder with prior/ and network/ (--model)")
-        for folder in folders.values():
-            if not folder.is_dir():
+        self.recorded = recorded or {}
+        for name, folder in folders.items():
+            if not folder.is_dir() and name not in self.recorded:
                 raise UserError(f"the model {folder} is not a folder; expected one with prior/ and network/")
         self.folders = folders
-        self.device = device
+        self.device = torch.device("cpu")
+        self.compile = False
         self.priors = priors or {}
         self._loaded: dict[tuple[str, ...], Any] = {}
+        self._prints: dict[str, str] = {}
 
     def prior_folder(self, name: str) -> Path:
         own = self.priors.get(name, self.folders[name])
         folder = own if (own / "prior").is_dir() else next(iter(self.folders.values()))
         return folder / "prior" if (folder / "prior").is_dir() else folder
+
+    def fingerprint(self, name: str) -> str:
+        """Hashes of the model's folder and of its prior's; as recorded where the folder is not here."""
+        if name not in self._prints:
+            here = self.folders[name].is_dir()
+            parts = (self.folders[name], self.prior_folder(name))
+            self._prints[name] = "-".join(map(fingerprint, parts)) if here else self.recorded[name]
+        return self._prints[name]
 
     def prior(self, name: str) -> Prior:
         folder = self.prior_folder(name)
@@ -230,18 +279,54 @@ class Models:
             return names
         if "prior" not in solver.needs:
             return names[:1]
-        first = {fingerprint(self.prior_folder(name)): name for name in reversed(names)}
+        first = {self.fingerprint(name).rpartition("-")[2]: name for name in reversed(names)}
         return [name for name in names if name in first.values()]
 
     def _once(self, key: tuple[str, ...], load: Callable[[], Any]) -> Any:
         if key not in self._loaded:
             loaded = load()
-            # channels last is what the GPU's half-precision convolutions want
-            layout = torch.channels_last if self.device.startswith("cuda") else torch.preserve_format
             for part in loaded.values() if isinstance(loaded, dict) else [loaded]:
-                part.to(self.device, memory_format=layout)
+                self._prepare(part)
             self._loaded[key] = loaded
         return self._loaded[key]
+
+    def _prepare(self, part: nn.Module) -> None:
+        if self.device.type != "cuda":
+            part.to(self.device)
+            return
+        # channels last is what the GPU's half-precision convolutions want
+        part.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if hasattr(part, "schedule"):  # copying a number of its tables at every step would make the GPU wait
+            part.schedule = moved(part.schedule, self.device)
+        if self.compile and hasattr(part, "unet"):
+            part.unet = CompiledUNet(part.unet)  # type: ignore[arg-type]
+
+
+class CompiledUNet(nn.Module):
+    """A U-Net that is compiled for the batches it is shown, with and without gradients with respect to x.
+
+    Precision is autocast's, as without it. One compiled form serves all solvers of a batch size: what they give is
+    brought to one layout, which would be compiled again otherwise.
+    """
+
+    def __init__(self, unet: nn.Module) -> None:
+        super().__init__()
+        self.config = unet.config
+        self.size_multiple = unet_size_multiple(unet)
+        self.module = unet
+        self._run = torch.compile(partial(run_unet, unet), dynamic=False)
+
+    def forward(self, x: Tensor, times: Tensor) -> Tensor:
+        return self._run(x.clone(memory_format=torch.channels_last), times)
+
+
+def moved(thing: T, device: torch.device) -> T:
+    """A dataclass (an operator, a schedule) with its tensors on the device."""
+    if not dataclasses.is_dataclass(thing):
+        return thing
+    values = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
+    tensors = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+    return dataclasses.replace(thing, **tensors) if tensors else thing  # type: ignore[type-var]
 
 
 def fingerprint(folder: Path) -> str:
@@ -264,10 +349,14 @@ def make_cases(
     steps: Sequence[int] = (),
     max_nfe: int | None = None,
 ) -> list[Case]:
-    """All combinations that differ: a solver runs once for models that are the same to it."""
+    """All combinations that differ: a solver runs once for models that are the same to it.
+
+    A task may say its own noise: jpeg10:sigma=0.
+    """
     cases = []
-    for task in tasks:
-        for sigma in sigmas:
+    for named in tasks:
+        task, _, own = named.partition(":sigma=")
+        for sigma in [own] if own else sigmas:
             for text in solvers:
                 label, solver = parse_solver(text)
                 repeated = steps and solver.evaluations()
@@ -288,44 +377,146 @@ def evaluate(
     models: Models,
     options: Options,
     protocol: dict[str, Any] | None = None,
-) -> list[str]:
-    """Measure every case on every image that has no row yet. Returns what could not be run, and why.
+) -> Outcome:
+    """Measure every case on every image that has no row yet. Returns what was not measured, and why.
 
     Under several processes (RANK and WORLD_SIZE set, as `accelerate launch` does) each takes its share of the
     images; all return when all are done.
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     options.out.mkdir(parents=True, exist_ok=True)
-    metrics = Metrics(options.device, options.inception)
-    write_protocol(options, models, images, metrics, protocol or {}, check_only=rank > 0)
+    check_protocol(options, models, images)
+    rows = RowFile(options.out, rank)
     share = list(images)[rank::world]
-    skipped: list[tuple[str, str]] = []  # what, and why
-    with RowFile(options.out, rank) as rows:
-        check_truth(rows, share, metrics, options.batch_size)
-        runnable: list[tuple[Case, list[Image]]] = []
-        for case in cases:
-            pending = [image for image in share if (*case.key, image.name) not in rows.done]
-            reason = why_not(case, models, images[0])
-            if reason:
-                skipped.append((f"{case.label} on {case.task}", reason))
-            elif pending:
-                runnable.append((case, pending))
-        if cases and len(skipped) == len(cases):
-            raise UserError(f"nothing can be measured: {': '.join(skipped[0])}")
-        with progress(sum(len(pending) for _, pending in runnable), hidden=rank > 0) as advance:
-            kept = {image.name for image in evenly(images, options.keep)}
-            for case, pending in runnable:
-                gallery = Gallery(options.out / "pictures", case, kept, rows.values(case, "lpips"))
-                for start in range(0, len(pending), options.batch_size):
-                    batch = pending[start : start + options.batch_size]
-                    rows.write(restore_batch(case, batch, models, metrics, options, gallery))
-                    advance(len(batch), f"{case.task} σ={case.sigma:g} {case.label}")
+    check_pictures(rows, share)
+    pending = {}
+    for case in cases:
+        mine = images_of(case, images, options)[rank::world]
+        pending[case] = [image for image in mine if (*case.key, image.name) not in rows.done]
+    clock = Clock(options.deadline)
+    if any(pending.values()) and not clock.late():
+        models.device, models.compile = pick_device(options.device), options.compile
+        if options.compile:
+            check_compiler(models.device)
+    skipped: dict[Case, str] = {}
+    for case in cases:
+        reason = why_not(case, models, images[0]) if pending[case] else None
+        if reason:
+            skipped[case] = reason
+    if cases and len(skipped) == len(cases):
+        case, reason = next(iter(skipped.items()))
+        raise UserError(f"nothing can be measured: {case.label} on {case.task}: {reason}")
+    todo = [case for case in cases if pending[case] and case not in skipped]
+    if options.deadline is not None:  # what a short time allows should be whole rows of many solvers
+        todo.sort(key=lambda case: case.solver.evaluations())
+    if todo and not clock.late():
+        metrics = Metrics(models.device, options.inception)
+        if rank == 0:
+            write_protocol(options, models, images, protocol or {}, metrics)
+        measure(todo, pending, share, models, metrics, options, clock, rows, images)
+    elif rank == 0:
+        write_protocol(options, models, images, protocol or {})
     if world > 1:
         wait_for_all()
+    done = RowFile(options.out).done
+    left: dict[Case, int] = {}
+    count = 0
+    for case in cases:
+        wanted = images_of(case, images, options)
+        there = sum((*case.key, image.name) in done for image in wanted)
+        count += there
+        if there < len(wanted) and case not in skipped:
+            left[case] = len(wanted) - there
     reasons: dict[str, list[str]] = {}
-    for what, reason in dict.fromkeys(skipped):
-        reasons.setdefault(reason, []).append(what)
-    return [f"{', '.join(whats)}: {reason}" for reason, whats in reasons.items()]
+    for case, reason in skipped.items():
+        what, whats = f"{case.label} on {case.task}", reasons.setdefault(reason, [])
+        whats += [] if what in whats else [what]
+    return Outcome([f"{', '.join(whats)}: {reason}" for reason, whats in reasons.items()], left, count)
+
+
+def images_of(case: Case, images: Sequence[Image], options: Options) -> list[Image]:
+    """The images that a case is measured on."""
+    if options.slow_limit is None or case.solver.evaluations() <= SLOW:
+        return list(images)
+    return evenly(images, options.slow_limit)
+
+
+def slow_note(cases: Sequence[Case], images: Sequence[Image], options: Options) -> list[str]:
+    """What to say of solvers that are measured on fewer images."""
+    few = dict.fromkeys(case.label for case in cases if len(images_of(case, images, options)) < len(images))
+    return (
+        [f"Measured on {options.slow_limit} pictures only, for their time: {', '.join(few)}."] if few else []
+    )
+
+
+def measure(
+    cases: Sequence[Case],
+    pending: dict[Case, list[Image]],
+    share: list[Image],
+    models: Models,
+    metrics: Metrics,
+    options: Options,
+    clock: "Clock",
+    rows: "RowFile",
+    images: Sequence[Image],
+) -> None:
+    """Add the rows of the pending images, batch by batch, as long as the time allows."""
+    kept = {image.name for image in evenly(images, options.keep)}
+    if models.device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+    written: list[Future[None]] = []
+    total = sum(len(pending[case]) for case in cases)
+    with rows, ThreadPoolExecutor(1) as writer, progress(total, hidden=rows.rank > 0) as advance:
+        add_truths(rows, share, metrics, options.batch_size)
+        for case in cases:
+            gallery = Gallery(options.out / "pictures", case, kept, rows.values(case, "lpips"), writer)
+            # a compiled network takes one size of batch: the last one is filled up to it
+            size = min(options.batch_size, len(images_of(case, images, options))) if options.compile else None
+            ready = models.device.type != "cuda" or not case.solver.evaluations()
+            for start in range(0, len(pending[case]), options.batch_size):
+                if not clock.allows(case):
+                    break
+                batch = pending[case][start : start + options.batch_size]
+                if not ready:  # kernels are loaded, chosen and compiled, which is not the solver's time
+                    warm = dataclasses.replace(case, solver=dataclasses.replace(case.solver, steps=2))
+                    restore_batch(warm, batch, models, metrics, options, size)
+                    ready = True
+                started = time.monotonic()
+                restored = restore_batch(case, batch, models, metrics, options, size)
+                rows.write(restored.rows)
+                written += gallery.offer(restored)
+                clock.took(case, time.monotonic() - started)
+                advance(len(batch), f"{case.task} σ={case.sigma:g} {case.label}")
+    for future in written:
+        future.result()  # a picture that could not be written is an error
+
+
+class Clock:
+    """Whether there is time for another batch, by what the last ones took."""
+
+    def __init__(self, deadline: float | None) -> None:
+        self.deadline = deadline
+        self.last: dict[tuple[str, int], float] = {}
+        self.slowest = 0.0  # seconds of an evaluation of a batch, for a solver that did not run yet
+
+    def late(self, expected: float = 0.0) -> bool:
+        return self.deadline is not None and time.monotonic() + expected >= self.deadline
+
+    def allows(self, case: Case) -> bool:
+        key = (case.label, case.solver.steps)
+        return not self.late(self.last.get(key, self.slowest * case.solver.evaluations()))
+
+    def took(self, case: Case, seconds: float) -> None:
+        self.last[case.label, case.solver.steps] = seconds
+        self.slowest = max(self.slowest, seconds / max(case.solver.evaluations(), 1))
+
+
+def check_compiler(device: torch.device) -> None:
+    if device.type != "cuda" or not can_compile():
+        raise UserError(
+            f"--compile needs a CUDA device, Triton and a C compiler; this is {device.type}. Leave it out"
+        )
+    prepare_compiler()
 
 
 def why_not(case: Case, models: Models, image: Image) -> str | None:
@@ -341,32 +532,49 @@ def why_not(case: Case, models: Models, image: Image) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class Restored:
+    """What came of a batch: its rows, and its pictures in [0, 1], on the device."""
+
+    rows: list[Row]
+    pictures: Tensor
+    truth: Tensor
+    measured: Tensor  # at image size
+
+
 def restore_batch(
-    case: Case, batch: list[Image], models: Models, metrics: Metrics, options: Options, gallery: "Gallery"
-) -> list[Row]:
-    """The rows of a few images: measure, restore, compare."""
-    device = torch.device(options.device)
+    case: Case,
+    batch: list[Image],
+    models: Models,
+    metrics: Metrics,
+    options: Options,
+    size: int | None = None,
+) -> Restored:
+    """Measure, restore, compare a few images; `size` fills the batch up by repeating the last of them."""
+    device, count = models.device, len(batch)
+    batch = batch + batch[-1:] * ((size or count) - count)
+    names = [image.name for image in batch]
     truth = torch.stack([image.pixels for image in batch]).to(device).float() / 255
-    x = to_internal(truth)
-    problem, y = measure_named(case.task, case.sigma, x, [image.name for image in batch], options.seed)
+    problem, y = measure_named(case.task, case.sigma, to_internal(truth), names, options.seed)
+    problem = dataclasses.replace(problem, operator=moved(problem.operator, device))
     prior, parts = models.parts(case, problem)
-    trace: list[tuple[int, list[float]]] = []
+    trace: list[tuple[int, Tensor]] = []
 
     def watch(step: Step) -> None:
         if step.noise is not None:
-            trace.append((step.t, [round(float(k), 4) for k in kurtosis(step.noise)]))
+            trace.append((step.t, kurtosis(step.noise)))
 
     samples = []
-    started = 0.0
+    seconds = 0.0
     for k in range(options.samples):
-        seeds = [derive_seed(options.seed, f"solve/{image.name}" + (f"/{k}" if k else "")) for image in batch]
+        seeds = [derive_seed(options.seed, f"solve/{name}" + (f"/{k}" if k else "")) for name in names]
         autocast = (
             torch.autocast(device.type, DTYPES[options.precision])
             if options.precision != "fp32"
             else nullcontext()
         )
         synchronise(device)
-        started = time.perf_counter() if k == 0 else started
+        started = time.perf_counter()
         with torch.no_grad(), autocast:
             restored = case.solver.solve(
                 y,
@@ -381,37 +589,43 @@ def restore_batch(
             seconds = (time.perf_counter() - started) / len(batch)
         samples.append(restored)
 
-    finite = torch.isfinite(samples[0]).flatten(1).all(1)
-    pictures = [to_unit(torch.nan_to_num(sample, nan=0.0)) for sample in samples]  # what a person would get
-    values, features = metrics(pictures[0], truth)
-    values["consistency"] = consistency(to_internal(pictures[0]), y, problem).tolist()
+    # what a person would get, and the whole batch's agreement with y, for the operator knows no smaller one
+    pictures = [to_unit(torch.nan_to_num(sample, nan=0.0)) for sample in samples]
+    agreement = consistency(to_internal(pictures[0]), y, problem)[:count].tolist()
+    finite = torch.isfinite(samples[0]).flatten(1).all(1).tolist()
+    curves = torch.stack([column for _, column in trace], 1).tolist() if trace else []
+    pictures = [sample[:count] for sample in pictures]
+    values, features = metrics(pictures[0], truth[:count])
+    values["consistency"] = agreement
     if options.samples > 1:
         values["spread"] = spread(torch.stack(pictures)).tolist()
     rows = []
-    for i, image in enumerate(batch):
+    for i, image in enumerate(batch[:count]):
         row: Row = dict(zip(KEY, case.key, strict=True)) | {"image": image.name}
         row |= {name: round(column[i], 7) for name, column in values.items()}
         row |= {"nfe": case.solver.evaluations(), "seconds": round(seconds, 6), "batch": len(batch)}
-        if not bool(finite[i]):
+        if not finite[i]:
             row["finite"] = False
         if trace:
-            row["kurtosis"] = [[t, column[i]] for t, column in trace]
+            row["kurtosis"] = [[t, round(value, 4)] for (t, _), value in zip(trace, curves[i], strict=True)]
         row["features"] = {name: pack(table[i]) for name, table in features.items()}
         rows.append(row)
-        gallery.offer(
-            image.name, row["lpips"], pictures[0][i], truth[i], to_unit(problem.operator.to_image(y)[i])
-        )
-    return rows
+    measured = to_unit(problem.operator.to_image(y)[:count])
+    return Restored(rows, pictures[0], truth[:count], measured)
 
 
-def check_truth(rows: "RowFile", images: list[Image], metrics: Metrics, batch_size: int) -> None:
-    """The truth's own features, once for each image; an image that has changed since is refused."""
+def check_pictures(rows: "RowFile", images: Sequence[Image]) -> None:
+    """An image that has changed since its truth was recorded is refused."""
     for image in images:
         known = rows.truths.get(image.name)
         if known is not None and known["checksum"] != image.checksum:
             raise UserError(
                 f"{image.name} is another picture than the one measured in {rows.folder}; use another --out"
             )
+
+
+def add_truths(rows: "RowFile", images: Sequence[Image], metrics: Metrics, batch_size: int) -> None:
+    """The truth's own features, once for each image."""
     unknown = [image for image in images if image.name not in rows.truths]
     for start in range(0, len(unknown), batch_size):
         batch = unknown[start : start + batch_size]
@@ -452,7 +666,7 @@ class RowFile:
     """All rows of a run, and this process's own file to append to."""
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
-        self.folder = folder
+        self.folder, self.rank = folder, rank
         self.path = folder / f"rows-{rank}.jsonl"
         self.rows, self.truths = read_rows(folder)
         self.done = {(*(row[k] for k in KEY), row["image"]) for row in self.rows}
@@ -500,48 +714,64 @@ def read_rows(folder: Path) -> tuple[list[Row], dict[str, Row]]:
     return list(rows.values()), truths
 
 
-def write_protocol(
-    options: Options,
-    models: Models,
-    images: Sequence[Image],
-    metrics: Metrics,
-    extra: dict[str, Any],
-    check_only: bool = False,
-) -> None:
-    """What all rows have in common. A run of other settings is refused: its rows could not be compared."""
-    path = options.out / "protocol.json"
-    old: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    fixed = {
+def read_protocol(folder: Path) -> dict[str, Any]:
+    """What all rows of a run have in common; empty where nothing was measured yet."""
+    path = folder / "protocol.json"
+    protocol: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return protocol
+
+
+def recorded_models(folder: Path) -> dict[str, str]:
+    """The fingerprints of the models that a run was measured with."""
+    return {name: model["sha256"] for name, model in read_protocol(folder).get("models", {}).items()}
+
+
+def fixed_settings(options: Options, images: Sequence[Image]) -> dict[str, Any]:
+    return {
         "seed": options.seed,
         "size": list(images[0].pixels.shape[1:]),
         "precision": options.precision,
         "samples": options.samples,
     }
-    prints = {
-        name: f"{fingerprint(folder)}-{fingerprint(models.prior_folder(name))}"
-        for name, folder in models.folders.items()
-    }
+
+
+def check_protocol(options: Options, models: Models, images: Sequence[Image]) -> None:
+    """A run of other settings is refused: its rows could not be compared. The machine may be another."""
+    old, fixed = read_protocol(options.out), fixed_settings(options, images)
     known = old.get("models", {})
     differences = [f"{k} {old[k]} (now {fixed[k]})" for k in fixed if old and old.get(k) != fixed[k]]
     differences += [
-        f"model {k}: other weights" for k in prints if k in known and known[k]["sha256"] != prints[k]
+        f"model {name}: other weights"
+        for name in models.folders
+        if name in known and known[name]["sha256"] != models.fingerprint(name)
     ]
     if differences:
         raise UserError(f"{options.out} was measured with {', '.join(differences)}; use another --out")
-    if check_only:
-        return
-    parameters = {}
-    for name, folder in models.folders.items():
-        parameters[name] = {
-            "sha256": prints[name],
-            "millions": parameter_count(folder),
-            "name": folder.resolve().name,
+
+
+def write_protocol(
+    options: Options,
+    models: Models,
+    images: Sequence[Image],
+    extra: dict[str, Any],
+    metrics: Metrics | None = None,
+) -> None:
+    """What all rows have in common, and where they were measured; `metrics` is None where nothing is."""
+    protocol = read_protocol(options.out) | fixed_settings(options, images)
+    if metrics is not None:
+        parameters = {
+            name: {
+                "sha256": models.fingerprint(name),
+                "millions": parameter_count(folder),
+                "name": folder.resolve().name,
+            }
+            for name, folder in models.folders.items()
+            if folder.is_dir()
         }
-    protocol = (
-        old
-        | fixed
-        | {
-            "models": known | parameters,
+        machines = [*protocol.get("hardware", []), machine(models.device, options.compile)]
+        absent = [*protocol.get("not_measured", []), *metrics.absent]
+        protocol |= {
+            "models": protocol.get("models", {}) | parameters,
             "seeds": "masks, measurement noise and sampling noise from (seed, image name), equal for all solvers",
             "measurement": "floating point, not rounded to 8 bits; sigma in [0, 1] units",
             "output": "clipped to [0, 1], not rounded",
@@ -550,12 +780,12 @@ def write_protocol(
             "consistency": "RMS of A x − y over observed values, relative to sigma; where sigma is 0, in [0, 1] units",
             "fd_vgg16": "Fréchet distance of position averages of VGG16's relu5_3; falls with n, so compare equal n",
             "seconds": "median per image of the solver alone, at the batch size",
-            "hardware": hardware(options.device),
-            "versions": {"ddc": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            "not_measured": metrics.absent,
+            "batch_size": options.batch_size,
+            "hardware": list(dict.fromkeys(machines)),
+            "not_measured": list(dict.fromkeys(absent)),
         }
-    )
     protocol |= extra
+    path = options.out / "protocol.json"
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text(json.dumps(protocol, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     unfinished.replace(path)
@@ -572,44 +802,57 @@ def parameter_count(folder: Path) -> float:
     return round(total / 1e6, 2)
 
 
-def hardware(device: str) -> str:
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(torch.device(device))
-    return f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+def machine(device: torch.device, compiled: bool) -> str:
+    """The hardware that rows were measured on, and the versions."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+    versions = f"ddc {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    return f"{name} ({versions}{', compiled' if compiled else ''})"
 
 
 class Gallery:
     """Keeps pictures for the report: the first few images of a case, and its worst by LPIPS so far."""
 
-    def __init__(self, folder: Path, case: Case, always: set[str], measured: dict[str, float]) -> None:
-        self.folder = folder
-        self.case = case
-        self.always = always
+    def __init__(
+        self, folder: Path, case: Case, always: set[str], measured: dict[str, float], writer: Executor
+    ) -> None:
+        self.folder, self.case, self.always, self.writer = folder, case, always, writer
         self.measured = dict(measured)
 
-    def offer(self, name: str, lpips: float, restored: Tensor, truth: Tensor, measured: Tensor) -> None:
+    def offer(self, batch: Restored) -> list["Future[None]"]:
+        """Hand what is worth keeping to the writer, which drops what no longer is."""
         before = self.worst()
-        self.measured[name] = lpips
+        self.measured |= {row["image"]: row["lpips"] for row in batch.rows}
         after = self.worst()
-        if name in self.always or name in after:
-            for path, picture in zip(self.paths(name), (restored, truth, measured), strict=True):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Picture.from_tensor(picture.clamp(0, 1), bits=8).write(path)
+        jobs = []
+        for i, row in enumerate(batch.rows):
+            if row["image"] in self.always or row["image"] in after:
+                paths = picture_paths(self.folder, self.case, row["image"])
+                pictures = [kind[i].cpu() for kind in (batch.pictures, batch.truth, batch.measured)]
+                jobs.append(self.writer.submit(write_pictures, paths, pictures))
         for loser in before - after - self.always:
-            self.paths(loser)[0].unlink(missing_ok=True)
+            path, *_ = picture_paths(self.folder, self.case, loser)
+            jobs.append(self.writer.submit(path.unlink, missing_ok=True))
+        return jobs
 
     def worst(self) -> set[str]:
         return set(sorted(self.measured, key=self.measured.__getitem__)[-WORST:])
 
-    def paths(self, name: str) -> tuple[Path, Path, Path]:
-        """Where the restored picture, the truth and the measurement lie."""
-        file = picture_name(name)
-        setting = f"{self.case.task}-{self.case.sigma:g}"
-        return (
-            self.folder / self.case.folder / file,
-            self.folder / "truth" / file,
-            self.folder / "y" / setting / file,
-        )
+
+def write_pictures(paths: Sequence[Path], pictures: Sequence[Tensor]) -> None:
+    """The restored picture; the truth and the measurement where another case did not write them yet."""
+    for i, (path, picture) in enumerate(zip(paths, pictures, strict=True)):
+        if i == 0 or not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Picture.from_tensor(picture.clamp(0, 1), bits=8).write(path)
+
+
+def picture_paths(folder: Path, case: Case, name: str) -> tuple[Path, Path, Path]:
+    """Where the restored picture, the truth and the measurement lie."""
+    file, setting = picture_name(name), f"{case.task}-{case.sigma:g}"
+    return folder / case.folder / file, folder / "truth" / file, folder / "y" / setting / file
 
 
 def picture_name(image: str) -> str:
@@ -620,11 +863,40 @@ def picture_name(image: str) -> str:
 
 @contextmanager
 def progress(total: int, hidden: bool = False) -> Iterator[Callable[[int, str], None]]:
-    """A bar on stderr with the time left; what it yields advances it."""
+    """A bar on stderr with the time left, or lines where that is no terminal; what it yields advances it."""
+    if hidden or not total:
+        yield lambda count, text: None
+        return
+    if not sys.stderr.isatty():
+        with lines_of_progress(total) as advance:
+            yield advance
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=hidden or not total) as bar:
+    with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("measuring", total=total)
         yield lambda count, text: bar.update(task, advance=count, description=text)
+
+
+@contextmanager
+def lines_of_progress(total: int, every: float = 10.0) -> Iterator[Callable[[int, str], None]]:
+    """A line for a log every few seconds, and at the end."""
+    started = said = time.monotonic()
+    done = 0
+    last = ""
+
+    def say() -> None:
+        seconds = time.monotonic() - started
+        print(f"measured {done} of {total} in {seconds:.0f} s: {last}", file=sys.stderr, flush=True)
+
+    def advance(count: int, text: str) -> None:
+        nonlocal done, said, last
+        done, last = done + count, text
+        if time.monotonic() - said >= every:
+            said = time.monotonic()
+            say()
+
+    yield advance
+    say()

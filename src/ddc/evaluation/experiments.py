@@ -16,15 +16,15 @@ import numpy as np
 
 from ddc.errors import UserError
 from ddc.evaluation.benchmark import (
-    Case,
     Image,
     Models,
     Options,
     Row,
     evaluate,
-    evenly,
     make_cases,
-    read_rows,
+    read_protocol,
+    recorded_models,
+    slow_note,
 )
 from ddc.evaluation.report import (
     FIGURES,
@@ -38,9 +38,8 @@ from ddc.evaluation.report import (
     ranked,
     write_report,
 )
-from ddc.evaluation.results import summarise
+from ddc.evaluation.results import chosen_rows, summarise
 
-SLOW = 200  # network evaluations above which a solver is called slow
 LINEAR = ("sr4", "sr8", "gauss", "inpaint92")
 BASELINES = ("dps", "ddnm", "ddrm", "pigdm", "reddiff", "pnp-admm")
 
@@ -182,11 +181,11 @@ class Plan:
     options: Options
     quick: bool = False
     max_nfe: int | None = None
-    slow_limit: int | None = None  # pictures for solvers of more than SLOW evaluations
+    report: bool = True
 
 
-def reproduce(plan: Plan) -> Path:
-    """Measure what there are models for, and write the report."""
+def reproduce(plan: Plan) -> list[str]:
+    """Measure what there are models for, and write the report. Returns what to tell people."""
     experiment = EXPERIMENTS[plan.name]
     models, missing = choose_models(plan, experiment)
     max_nfe = plan.max_nfe if plan.max_nfe is not None else (experiment.quick_nfe if plan.quick else None)
@@ -204,15 +203,16 @@ def reproduce(plan: Plan) -> Path:
         "count": len(plan.images),
         "max_nfe": max_nfe,
     }
-    few = plan.images if plan.slow_limit is None else evenly(plan.images, plan.slow_limit)
-    slow = [case for case in cases if case.solver.evaluations() > SLOW and plan.slow_limit is not None]
-    quick = [case for case in cases if case not in slow]
-    skipped = evaluate(quick, plan.images, models, options, protocol)
-    skipped += evaluate(slow, few, models, options, protocol) if slow else []
+    outcome = evaluate(cases, plan.images, models, options, protocol)
     if int(os.environ.get("RANK", 0)):
-        return options.out / "report.html"
-    page = make_page(plan, experiment, cases, skipped, missing, max_nfe, models)
-    return write_report(options.out, page)
+        return []
+    told = [str(outcome)] if outcome.left else []
+    if not (plan.report and outcome.rows):
+        return [*told, f"{outcome.rows} rows are in {options.out}"]
+    notes = [*told, *slow_note(cases, plan.images, options)]
+    notes += [f"Not run: {reason}" for reason in outcome.skipped]
+    page = make_page(plan, experiment, {case.key for case in cases}, notes, missing, max_nfe)
+    return [*told, str(write_report(options.out, page))]
 
 
 def choose_models(plan: Plan, experiment: Experiment) -> tuple[Models, list[str]]:
@@ -237,19 +237,18 @@ def choose_models(plan: Plan, experiment: Experiment) -> tuple[Models, list[str]
     # figure 8's checkpoints, and variants, are networks: the prior is the default model's
     elif "default" in given:
         priors = {n: given["default"] for n, path in folders.items() if not (path / "prior").is_dir()}
-    return Models(folders, plan.options.device, priors), missing
+    return Models(folders, priors, recorded_models(plan.options.out)), missing
 
 
 def make_page(
     plan: Plan,
     experiment: Experiment,
-    cases: Sequence[Case],
-    skipped: Sequence[str],
+    cases: set[tuple[Any, ...]],
+    remarks: Sequence[str],
     missing: Sequence[str],
     max_nfe: int | None,
-    models: Models,
 ) -> Page:
-    rows, truths = read_rows(plan.options.out)
+    rows, truths = chosen_rows(plan.options.out, cases)
     summary = summarise(rows, truths)
     notes = []
     side = plan.images[0].pixels.shape[-1]
@@ -261,27 +260,23 @@ def make_page(
         )
     elif max_nfe is not None:
         notes.append(f"Solvers were shortened to at most {max_nfe} network evaluations.")
-    slow = sorted({case.label for case in cases if case.solver.evaluations() > SLOW})
-    if slow and plan.slow_limit is not None and plan.slow_limit < len(plan.images):
-        notes.append(f"Measured on {plan.slow_limit} pictures only, for their time: {', '.join(slow)}.")
-    notes += [f"Not run: {reason}" for reason in skipped]
     tables, plots = EXTRAS[plan.name](summary, rows) if plan.name in EXTRAS else ([], [])
     return Page(
         title=experiment.title,
-        notes=notes,
+        notes=[*notes, *remarks],
         differences=[*differences(plan, experiment, summary), *experiment.remarks],
         missing=missing,
         paper=paper_figures(experiment),
         plots=plots,
         tables=tables,
         method=lambda row: paper_method(row, experiment),
+        cases=cases,
     )
 
 
 def differences(plan: Plan, experiment: Experiment, summary: list[Row]) -> list[str]:
     """Where this run is not the paper's."""
-    from ddc.evaluation.benchmark import hardware, parameter_count
-
+    protocol = read_protocol(plan.options.out)
     side = plan.images[0].pixels.shape[-1]
     theirs = "1,000 of CelebA" if experiment.faces else "1,000 of ImageNet-1k's validation set"
     prior = (
@@ -289,11 +284,11 @@ def differences(plan: Plan, experiment: Experiment, summary: list[Row]) -> list[
         if experiment.faces
         else "OpenAI's ImageNet network, 552.8 million parameters"
     )
-    ours = [f"{name} {parameter_count(path):g} million" for name, path in plan.given.items() if path.is_dir()]
+    ours = [f"{name} {model['millions']:g} million" for name, model in protocol["models"].items()]
     lines = [
         f"Images: {len(plan.images)} of {plan.images_name}, {side}×{side}; the paper: {theirs}, 256×256.",
         f"Networks, prior and all: {', '.join(ours)} parameters; the paper: {prior}, and a DDC network of 113.7 million.",
-        f"Hardware: {hardware(plan.options.device)}, {plan.options.precision}; the paper: one RTX 4090.",
+        f"Hardware: {'; '.join(protocol['hardware'])}, {plan.options.precision}; the paper: one RTX 4090.",
         "SSIM (range 2) is the scale of the paper's SSIM; SSIM is the usual one.",
     ]
     if not any(row.get("fid") is not None for row in summary):

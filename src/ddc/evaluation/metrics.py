@@ -136,7 +136,7 @@ class Metrics:
             if self.vgg is not None:
                 deep = self.vgg.deep_features(a)
                 values["lpips_vgg"] = self.vgg.compare(deep, self.vgg.deep_features(b))
-        return {name: [float(v) for v in column] for name, column in values.items()}, self.features(x, deep)
+        return {name: column.tolist() for name, column in values.items()}, self.features(x, deep)
 
     @torch.no_grad()
     def features(self, x: Tensor, deep: list[Tensor] | None = None) -> dict[str, Array]:

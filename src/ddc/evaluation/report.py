@@ -3,8 +3,7 @@
 import base64
 import importlib.util
 import io
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ddc.errors import UserError
-from ddc.evaluation.benchmark import WORST, Case, Gallery, Row, parse_solver
+from ddc.evaluation.benchmark import WORST, Case, Row, parse_solver, picture_paths, read_protocol
 from ddc.evaluation.results import HIGHER_IS_BETTER, KEY, SETS, case_name, write_results
 
 CROP = 64  # pixels of the zoomed window
@@ -70,6 +69,7 @@ class Page:
     plots: Sequence[Plot] = ()
     tables: Sequence[Table] = ()
     method: Callable[[Row], str] | None = None  # the paper's name of a row
+    cases: Collection[tuple[Any, ...]] | None = None  # the keys of the rows to show; None is all of the run
 
 
 def check_packages() -> None:
@@ -82,8 +82,8 @@ def check_packages() -> None:
 def write_report(run: Path, page: Page | None = None) -> Path:
     """Write all forms of the report into the run's folder; returns the HTML page."""
     page = page or Page()
-    rows, summary, paired = write_results(run)
-    protocol = json.loads((run / "protocol.json").read_text(encoding="utf-8"))
+    rows, summary, paired = write_results(run, page.cases)
+    protocol = read_protocol(run)
     tables = [*page.tables, *result_tables(summary, page), *paired_table(paired, summary)]
     (run / "report.md").write_text(markdown(page, tables, protocol), encoding="utf-8")
     (run / "report.tex").write_text(latex(tables), encoding="utf-8")
@@ -374,7 +374,7 @@ def picture_grids(run: Path, rows: list[Row]) -> list[Strip]:
     shown = dict.fromkeys(cases, 0)
     strips = []
     for (task, sigma, image), group in by_image.items():
-        paths = [(row, Gallery(run / "pictures", case_of(row), set(), {}).paths(image)) for row in group]
+        paths = [(row, picture_paths(run / "pictures", case_of(row), image)) for row in group]
         complete = len(group) == cases[task, sigma] and all(p[0].is_file() for _, p in paths)
         if shown[task, sigma] >= per_setting or not complete:
             continue
@@ -398,7 +398,7 @@ def worst_cases(run: Path, rows: list[Row]) -> list[Strip]:
         group = sorted((r for r in here if tuple(r[k] for k in KEY) == first), key=lambda r: -r["lpips"])
         tiles = []
         for row in group[:WORST]:
-            paths = Gallery(run / "pictures", case_of(row), set(), {}).paths(row["image"])
+            paths = picture_paths(run / "pictures", case_of(row), row["image"])
             if not all(path.is_file() for path in paths):
                 continue
             restored, truth, measured = paths

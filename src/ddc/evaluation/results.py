@@ -4,14 +4,15 @@ import csv
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ddc.evaluation.benchmark import KEY, Row, read_rows, unpack
+from ddc.evaluation.benchmark import KEY, Row, read_protocol, read_rows, unpack
 from ddc.evaluation.metrics import frechet_distance
+from ddc.solvers import SOLVERS
 
 # What is averaged over images, and whether more of it is better. The rest of a row is bookkeeping.
 HIGHER_IS_BETTER = {"psnr": True, "ssim": True, "ssim_paper": True, "lpips": False, "lpips_vgg": False}
@@ -31,6 +32,20 @@ def half_width(values: Iterable[float]) -> float | None:
     if len(sample) < 2:
         return None
     return float(stdtrit(len(sample) - 1, 0.975) * sample.std(ddof=1) / math.sqrt(len(sample)))
+
+
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    """Rows by task and noise, as they were first measured, and there in the order of the solvers."""
+    rows = list(rows)
+    settings = list(dict.fromkeys((row["task"], row["sigma"]) for row in rows))
+    solvers = list(SOLVERS)
+    return sorted(
+        rows,
+        key=lambda row: (
+            settings.index((row["task"], row["sigma"])),
+            solvers.index(row["solver"].partition(":")[0]),
+        ),
+    )
 
 
 def group_rows(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
@@ -103,10 +118,20 @@ def case_name(key: tuple[Any, ...]) -> str:
     return f"{solver} ({model}, {steps} steps)"
 
 
-def write_results(run: Path) -> tuple[list[Row], list[Row], list[Row]]:
-    """results.json, results.csv, rows.csv and paired.csv of a run. Returns its rows, summary and differences."""
+def chosen_rows(
+    run: Path, keys: Collection[tuple[Any, ...]] | None = None
+) -> tuple[list[Row], dict[str, Row]]:
+    """The rows of some cases of a run, or of all, in order; and the truths."""
     rows, truths = read_rows(run)
-    protocol = json.loads((run / "protocol.json").read_text(encoding="utf-8"))
+    return in_order(row for row in rows if keys is None or tuple(row[k] for k in KEY) in keys), truths
+
+
+def write_results(
+    run: Path, keys: Collection[tuple[Any, ...]] | None = None
+) -> tuple[list[Row], list[Row], list[Row]]:
+    """results.json, results.csv, rows.csv and paired.csv of a run. Returns its rows, summary and differences."""
+    rows, truths = chosen_rows(run, keys)
+    protocol = read_protocol(run)
     summary, paired = summarise(rows, truths), paired_differences(rows)
     text = json.dumps({"rows": summary, "protocol": protocol}, indent=1, ensure_ascii=False, allow_nan=False)
     (run / "results.json").write_text(text + "\n", encoding="utf-8")
