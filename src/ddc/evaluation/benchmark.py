@@ -291,13 +291,15 @@ class Models:
         return self._loaded[key]
 
     def _prepare(self, part: nn.Module) -> None:
-        if self.device.type != "cuda":
+        if self.device.type == "cuda":
+            # channels last is what the GPU's half-precision convolutions want
+            part.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if hasattr(
+                part, "schedule"
+            ):  # a number of its table that is copied at every step makes the GPU wait
+                part.schedule = moved(part.schedule, self.device)
+        else:
             part.to(self.device)
-            return
-        # channels last is what the GPU's half-precision convolutions want
-        part.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if hasattr(part, "schedule"):  # copying a number of its tables at every step would make the GPU wait
-            part.schedule = moved(part.schedule, self.device)
         if self.compile and hasattr(part, "unet"):
             part.unet = CompiledUNet(part.unet)  # type: ignore[arg-type]
 
