@@ -85,7 +85,7 @@ class CompactUNet(nn.Module):
             stage.extend(ResidualBlock(width, time_dim, groups) for _ in range(decoder_blocks[level]))
             self.up.append(stage)
 
-        self.exit_norm = nn.GroupNorm(groups, channels[0])
+        self.exit_norm = GroupNorm(groups, channels[0])
         self.exit = nn.Conv2d(channels[0], out_channels * patch_size**2, 3, padding=1)
         nn.init.zeros_(self.exit.weight)
         nn.init.zeros_(self.exit.bias)  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ class CompactUNet(nn.Module):
         """x (B, in, H, W) and t (B,), or (1,) for all images, → (B, out, H, W)."""
         height, width = x.shape[-2:]
         x = pad_to_multiple(x, self.size_multiple)
-        h = self.enter(F.pixel_unshuffle(x, self.patch_size))  # (B, C, H/p, W/p)
+        h = self.enter(_packed(F.pixel_unshuffle(x, self.patch_size)))  # (B, C, H/p, W/p)
         emb = F.silu(self.time(sinusoidal(t, self.time_dim).to(h.dtype)))
 
         skips = []
@@ -107,7 +107,7 @@ class CompactUNet(nn.Module):
                     h = self._run_block(layer, h, emb)
         for stage in self.up:
             upsample, fuse, *blocks = stage.children()
-            h = F.pixel_shuffle(upsample(h), 2)
+            h = _packed(F.pixel_shuffle(upsample(h), 2))
             h = fuse(torch.cat([h, skips.pop()], dim=1))
             for block in blocks:
                 h = self._run_block(block, h, emb)
@@ -125,10 +125,10 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, width: int, time_dim: int, groups: int) -> None:
         super().__init__()
-        self.norm1 = nn.GroupNorm(groups, width)
+        self.norm1 = GroupNorm(groups, width)
         self.conv1 = nn.Conv2d(width, width, 3, padding=1)
         self.time = nn.Linear(time_dim, 2 * width)
-        self.norm2 = nn.GroupNorm(groups, width)
+        self.norm2 = GroupNorm(groups, width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1)
         nn.init.zeros_(self.conv2.weight)
         nn.init.zeros_(self.conv2.bias)  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor, emb: Tensor) -> Tensor:
         scale, shift = self.time(emb)[:, :, None, None].chunk(2, dim=1)
         h = self.conv1(F.silu(self.norm1(x)))
-        h = self.conv2(F.silu(self.norm2(h) * (1 + scale) + shift))
+        h = self.conv2(F.silu(self.norm2(h, 1 + scale, shift)))
         return x + h
 
 
@@ -146,7 +146,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, head_dim: int, groups: int) -> None:
         super().__init__()
         self.heads = max(width // head_dim, 1)
-        self.norm = nn.GroupNorm(groups, width)
+        self.norm = GroupNorm(groups, width)
         self.qkv = nn.Conv2d(width, 3 * width, 1)
         self.out = nn.Conv2d(width, width, 1)
         nn.init.zeros_(self.out.weight)
@@ -158,6 +158,39 @@ class Attention(nn.Module):
         q, k, v = qkv.transpose(-1, -2).unbind(1)  # each (B, heads, H·W, dim)
         h = F.scaled_dot_product_attention(q, k, v).transpose(-1, -2).reshape(batch, width, height, breadth)
         return x + self.out(h)
+
+
+class GroupNorm(nn.GroupNorm):
+    """nn.GroupNorm, and a scale and shift on top; written out where it is compiled.
+
+    The compiler turns channels last into channels first for a GroupNorm, and every convolution after it turns
+    that back. With sums over pixels, and one product and one sum for each channel, memory stays as it is.
+    """
+
+    def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        if not torch.compiler.is_compiling():
+            h = super().forward(x)
+            return h if scale is None or shift is None else h * scale + shift
+        batch, channels = x.shape[:2]
+        wide, pixels = x.float(), tuple(range(2, x.ndim))
+        group = (1, self.num_groups, channels // self.num_groups)
+        count = x[0].numel() // self.num_groups
+        mean = wide.sum(pixels).view(batch, *group[1:]).sum(2, keepdim=True) / count
+        square = wide.square().sum(pixels).view(batch, *group[1:]).sum(2, keepdim=True) / count
+        inverse = ((square - mean.square()).clamp(min=0) + self.eps).rsqrt()
+        product = inverse * self.weight.float().view(group)
+        offset = self.bias.float().view(group) - mean * product
+        shape = (batch, channels, *(1 for _ in pixels))
+        product, offset = product.view(shape), offset.view(shape)
+        if scale is not None and shift is not None:
+            product, offset = product * scale, offset * scale + shift
+        return (wide * product + offset).to(x.dtype)
+
+
+def _packed(x: Tensor) -> Tensor:
+    """Channels last again, where the compiler would leave pixels apart after they were moved about."""
+    moved = torch.compiler.is_compiling() and x.is_cuda
+    return x.contiguous(memory_format=torch.channels_last) if moved else x
 
 
 def sinusoidal(t: Tensor, dim: int) -> Tensor:

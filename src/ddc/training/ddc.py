@@ -72,7 +72,8 @@ class DDCObjective(Objective):
         self.prior.to(device).requires_grad_(False)
         if device.type == "cuda":
             self.prior.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            self._helper = ThreadPoolExecutor(1, "refill", torch.cuda.set_device, (device,))
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._helper = ThreadPoolExecutor(1, "refill", torch.cuda.set_device, (index,))
             # a table on the CPU would be copied at each use, and each copy waits for the device
             self.schedule = self.prior.schedule = Schedule(self.schedule.alpha_bars.to(device))
         if self.lpips is not None:
