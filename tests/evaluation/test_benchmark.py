@@ -252,14 +252,17 @@ def test_vgg16_figures_where_its_weights_are(
     assert 0 < row["lpips_vgg"] < 1 and row["fd_vgg16"] > 0
 
 
-def test_worst_pictures_are_kept_and_others_are_not(tiny_model: Path, pictures: Path, tmp_path: Path) -> None:
+def test_worst_pictures_of_the_first_method_are_kept_and_others_are_not(
+    tiny_model: Path, pictures: Path, tmp_path: Path
+) -> None:
     models = Models({"tiny": tiny_model})
-    cases = make_cases(models, ["sr4"], [0], ["pinv"])
-    evaluate(cases, load_images(pictures, SIZE), models, Options(tmp_path, keep=0))
-    rows, _ = read_rows(tmp_path)
+    pinv, ddnm = make_cases(models, ["sr4"], [0], ["pinv", "ddnm:steps=2"])
+    evaluate([pinv, ddnm], load_images(pictures, SIZE), models, Options(tmp_path, batch_size=2, keep=0))
+    rows = [row for row in read_rows(tmp_path)[0] if row["solver"] == "ddnm"]
     worst = sorted(rows, key=lambda r: -r["lpips"])[: benchmark.WORST]
-    kept = {path.stem for path in (tmp_path / "pictures" / cases[0].folder).glob("*.png")}
-    assert kept == {Path(row["image"]).stem for row in worst}
+    kept = {path.stem for path in (tmp_path / "pictures" / ddnm.folder).glob("*.png")}
+    assert kept == {Path(row["image"]).stem for row in worst} and len(kept) == benchmark.WORST < len(rows)
+    assert not (tmp_path / "pictures" / pinv.folder).exists()
 
 
 def test_solvers_are_parsed_and_capped() -> None:

@@ -46,6 +46,8 @@ class Reproduce:
     """auto, cpu, cuda, cuda:1, mps."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of the networks."""
+    keep: int = 4
+    """Pictures of each method that the report may show, beside the worst ones."""
     compile: bool = False
     """Compile the networks for the batch size (CUDA): minutes at the start, then faster."""
     minutes: float | None = None
@@ -95,6 +97,7 @@ class Reproduce:
             self.seed,
             self.device,
             self.precision,
+            keep=self.keep,
             inception=find_inception(self.fid_inception),
             slow_limit=self.slow_limit,
             deadline=deadline,

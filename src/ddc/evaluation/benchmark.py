@@ -415,7 +415,13 @@ def evaluate(
         metrics = Metrics(models.device, options.inception)
         if rank == 0:
             write_protocol(options, models, images, protocol or {}, metrics)
-        measure(todo, pending, share, models, metrics, options, clock, rows, images)
+        first = {case: shown_worst(case, cases) for case in todo}
+        sizes = {case: min(options.batch_size, len(images_of(case, images, options))) for case in todo}
+        kept = {image.name for image in evenly(images, options.keep)}
+        jobs = [Job(case, pending[case], sizes[case], kept, WORST if first[case] else 0) for case in todo]
+        with rows:
+            add_truths(rows, share, metrics, options.batch_size)
+            measure(jobs, models, metrics, options, clock, rows)
     elif rank == 0:
         write_protocol(options, models, images, protocol or {})
     if world > 1:
@@ -451,38 +457,54 @@ def slow_note(cases: Sequence[Case], images: Sequence[Image], options: Options) 
     )
 
 
+@dataclass(frozen=True)
+class Job:
+    """The images that a case still has to be measured on."""
+
+    case: Case
+    images: list[Image]
+    size: int  # of a batch: a compiled network takes one, and the last batch is filled up to it
+    keep: set[str]  # images whose pictures the report may show
+    worst: int  # how many of the worst are kept beside them
+
+
+def shown_worst(case: Case, cases: Sequence[Case]) -> bool:
+    """Whether the report shows the worst pictures of this case: it is its setting's first."""
+    setting = [other for other in cases if (other.task, other.sigma) == (case.task, case.sigma)]
+    return case == min(setting, key=lambda other: solver_order(other.label))
+
+
+def solver_order(label: str) -> int:
+    """The place of a solver in every table."""
+    return list(SOLVERS).index(label.partition(":")[0])
+
+
 def measure(
-    cases: Sequence[Case],
-    pending: dict[Case, list[Image]],
-    share: list[Image],
+    jobs: Sequence[Job],
     models: Models,
     metrics: Metrics,
     options: Options,
     clock: "Clock",
     rows: "RowFile",
-    images: Sequence[Image],
 ) -> None:
-    """Add the rows of the pending images, batch by batch, as long as the time allows."""
-    kept = {image.name for image in evenly(images, options.keep)}
-    if models.device.type == "cuda":
+    """Add the rows of the jobs' images, batch by batch, as long as the time allows."""
+    cuda = models.device.type == "cuda"
+    if cuda:
         torch.backends.cudnn.benchmark = True
     written: list[Future[None]] = []
-    total = sum(len(pending[case]) for case in cases)
-    with rows, ThreadPoolExecutor(1) as writer, progress(total, hidden=rows.rank > 0) as advance:
-        add_truths(rows, share, metrics, options.batch_size)
-        for case in cases:
-            gallery = Gallery(options.out / "pictures", case, kept, rows.values(case, "lpips"), writer)
-            # a compiled network takes one size of batch: the last one is filled up to it
-            size = min(options.batch_size, len(images_of(case, images, options))) if options.compile else None
-            ready = models.device.type != "cuda" or not case.solver.evaluations()
-            for start in range(0, len(pending[case]), options.batch_size):
+    total = sum(len(job.images) for job in jobs)
+    with ThreadPoolExecutor(1) as writer, progress(total, hidden=rows.rank > 0) as advance:
+        for job in jobs:
+            case, size = job.case, job.size if options.compile else None
+            gallery = Gallery(options.out / "pictures", job, rows.values(case, "lpips"), writer)
+            for start in range(0, len(job.images), options.batch_size):
                 if not clock.allows(case):
                     break
-                batch = pending[case][start : start + options.batch_size]
-                if not ready:  # kernels are loaded, chosen and compiled, which is not the solver's time
+                batch = job.images[start : start + options.batch_size]
+                if cuda and start == 0 and case.solver.evaluations():
+                    # kernels are loaded, chosen and compiled, which is not the solver's time
                     warm = dataclasses.replace(case, solver=dataclasses.replace(case.solver, steps=2))
                     restore_batch(warm, batch, models, metrics, options, size)
-                    ready = True
                 started = time.monotonic()
                 restored = restore_batch(case, batch, models, metrics, options, size)
                 rows.write(restored.rows)
@@ -499,18 +521,19 @@ class Clock:
     def __init__(self, deadline: float | None) -> None:
         self.deadline = deadline
         self.last: dict[tuple[str, int], float] = {}
-        self.slowest = 0.0  # seconds of an evaluation of a batch, for a solver that did not run yet
+        self.rate = 0.0  # seconds of one evaluation of the last batch, for a solver that did not run yet
 
     def late(self, expected: float = 0.0) -> bool:
         return self.deadline is not None and time.monotonic() + expected >= self.deadline
 
     def allows(self, case: Case) -> bool:
         key = (case.label, case.solver.steps)
-        return not self.late(self.last.get(key, self.slowest * case.solver.evaluations()))
+        return not self.late(self.last.get(key, self.rate * case.solver.evaluations()))
 
     def took(self, case: Case, seconds: float) -> None:
         self.last[case.label, case.solver.steps] = seconds
-        self.slowest = max(self.slowest, seconds / max(case.solver.evaluations(), 1))
+        if case.solver.evaluations():
+            self.rate = seconds / case.solver.evaluations()
 
 
 def check_compiler(device: torch.device) -> None:
@@ -815,12 +838,10 @@ def machine(device: torch.device, compiled: bool) -> str:
 
 
 class Gallery:
-    """Keeps pictures for the report: the first few images of a case, and its worst by LPIPS so far."""
+    """Keeps pictures for the report: a few images of every case, and the worst by LPIPS so far."""
 
-    def __init__(
-        self, folder: Path, case: Case, always: set[str], measured: dict[str, float], writer: Executor
-    ) -> None:
-        self.folder, self.case, self.always, self.writer = folder, case, always, writer
+    def __init__(self, folder: Path, job: Job, measured: dict[str, float], writer: Executor) -> None:
+        self.folder, self.job, self.writer = folder, job, writer
         self.measured = dict(measured)
 
     def offer(self, batch: Restored) -> list["Future[None]"]:
@@ -830,17 +851,17 @@ class Gallery:
         after = self.worst()
         jobs = []
         for i, row in enumerate(batch.rows):
-            if row["image"] in self.always or row["image"] in after:
-                paths = picture_paths(self.folder, self.case, row["image"])
+            if row["image"] in self.job.keep or row["image"] in after:
+                paths = picture_paths(self.folder, self.job.case, row["image"])
                 pictures = [kind[i].cpu() for kind in (batch.pictures, batch.truth, batch.measured)]
                 jobs.append(self.writer.submit(write_pictures, paths, pictures))
-        for loser in before - after - self.always:
-            path, *_ = picture_paths(self.folder, self.case, loser)
+        for loser in before - after - self.job.keep:
+            path, *_ = picture_paths(self.folder, self.job.case, loser)
             jobs.append(self.writer.submit(path.unlink, missing_ok=True))
         return jobs
 
     def worst(self) -> set[str]:
-        return set(sorted(self.measured, key=self.measured.__getitem__)[-WORST:])
+        return set(sorted(self.measured, key=self.measured.__getitem__, reverse=True)[: self.job.worst])
 
 
 def write_pictures(paths: Sequence[Path], pictures: Sequence[Tensor]) -> None:

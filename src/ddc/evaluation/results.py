@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ddc.evaluation.benchmark import KEY, Row, read_protocol, read_rows, unpack
+from ddc.evaluation.benchmark import KEY, Row, read_protocol, read_rows, solver_order, unpack
 from ddc.evaluation.metrics import frechet_distance
-from ddc.solvers import SOLVERS
 
 # What is averaged over images, and whether more of it is better. The rest of a row is bookkeeping.
 HIGHER_IS_BETTER = {"psnr": True, "ssim": True, "ssim_paper": True, "lpips": False, "lpips_vgg": False}
@@ -38,14 +37,8 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
     """Rows by task and noise, as they were first measured, and there in the order of the solvers."""
     rows = list(rows)
     settings = list(dict.fromkeys((row["task"], row["sigma"]) for row in rows))
-    solvers = list(SOLVERS)
-    return sorted(
-        rows,
-        key=lambda row: (
-            settings.index((row["task"], row["sigma"])),
-            solvers.index(row["solver"].partition(":")[0]),
-        ),
-    )
+    places = {setting: place for place, setting in enumerate(settings)}
+    return sorted(rows, key=lambda row: (places[row["task"], row["sigma"]], solver_order(row["solver"])))
 
 
 def group_rows(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
