@@ -207,7 +207,10 @@ def test_slow_solvers_on_fewer_pictures(
     assert command(pictures, tmp_path, tiny_model, slow_limit=2, task="sr4").run() == 0
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert {row["solver"]: row["n"] for row in rows} == {"ddc": 2, "ddnm": 5, "pinv": 5}
-    assert "Measured on 2 pictures only, for their time: ddc." in (tmp_path / "report.html").read_text()
+    html = (tmp_path / "report.html").read_text()
+    assert "Measured on 2 pictures only, for their time: ddc." in html
+    for name in ("0.png", "2.png"):  # what is shown side by side was restored by all
+        assert f"sr4, σ = 0.05: {name}" in html
 
 
 def test_rows_are_shown_in_the_order_of_the_solvers() -> None:
@@ -324,4 +327,4 @@ def test_compiled_on_the_gpu(tiny_model: Path, pictures: Path, tmp_path: Path) -
     plain, fast = figures(tmp_path / "plain"), figures(tmp_path / "fast")
     assert len(plain) == len(fast) == 5 * 2 * 5
     for a, b in zip(plain, fast, strict=True):
-        assert a["psnr"] == pytest.approx(b["psnr"], abs=0.1)
+        assert a["psnr"] == pytest.approx(b["psnr"], abs=0.2)

@@ -15,7 +15,7 @@ import platform
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -294,9 +294,8 @@ class Models:
         if self.device.type == "cuda":
             # channels last is what the GPU's half-precision convolutions want
             part.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-            if hasattr(
-                part, "schedule"
-            ):  # a number of its table that is copied at every step makes the GPU wait
+            # a number of the schedule's table that is copied at every step makes the GPU wait
+            if hasattr(part, "schedule"):
                 part.schedule = moved(part.schedule, self.device)
         else:
             part.to(self.device)
@@ -415,10 +414,21 @@ def evaluate(
         metrics = Metrics(models.device, options.inception)
         if rank == 0:
             write_protocol(options, models, images, protocol or {}, metrics)
-        first = {case: shown_worst(case, cases) for case in todo}
-        sizes = {case: min(options.batch_size, len(images_of(case, images, options))) for case in todo}
-        kept = {image.name for image in evenly(images, options.keep)}
-        jobs = [Job(case, pending[case], sizes[case], kept, WORST if first[case] else 0) for case in todo]
+        runs = {case: images_of(case, images, options) for case in cases if case not in skipped}
+        leaders = first_cases(runs)
+        kept = {
+            image.name for image in evenly(min(runs.values(), key=len), options.keep)
+        }  # all cases have them
+        jobs = [
+            Job(
+                case,
+                pending[case],
+                min(options.batch_size, len(runs[case])),
+                kept,
+                WORST if case in leaders else 0,
+            )
+            for case in todo
+        ]
         with rows:
             add_truths(rows, share, metrics, options.batch_size)
             measure(jobs, models, metrics, options, clock, rows)
@@ -468,10 +478,12 @@ class Job:
     worst: int  # how many of the worst are kept beside them
 
 
-def shown_worst(case: Case, cases: Sequence[Case]) -> bool:
-    """Whether the report shows the worst pictures of this case: it is its setting's first."""
-    setting = [other for other in cases if (other.task, other.sigma) == (case.task, case.sigma)]
-    return case == min(setting, key=lambda other: solver_order(other.label))
+def first_cases(cases: Iterable[Case]) -> set[Case]:
+    """The first of each task and noise: the report shows its worst pictures."""
+    first: dict[tuple[str, float], Case] = {}
+    for case in sorted(cases, key=lambda case: solver_order(case.label)):
+        first.setdefault((case.task, case.sigma), case)
+    return set(first.values())
 
 
 def solver_order(label: str) -> int:
