@@ -120,13 +120,18 @@ class Outcome:
         if not self.left:
             return ""
         total = sum(self.left.values())
-        each = ", ".join(
-            f"{case.label} on {case.task} σ={case.sigma:g}: {n}" for case, n in self.left.items()
-        )
+        labels = dict.fromkeys(case.label for case in self.left)
+        each = ", ".join(self._left_of(label) for label in labels)
         return (
             f"The time was up: {total} of {self.rows + total} rows are missing ({each}). "
             "The same command goes on where this one stopped."
         )
+
+    def _left_of(self, label: str) -> str:
+        left = {case: n for case, n in self.left.items() if case.label == label}
+        settings = list(dict.fromkeys(f"{case.task} σ={case.sigma:g}" for case in left))
+        where = ", ".join(settings) if len(settings) <= 3 else f"{len(settings)} settings"
+        return f"{label}: {sum(left.values())} in {where}"
 
 
 # ---------------------------------------------------------------------------------------------------------
