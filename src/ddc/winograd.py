@@ -137,13 +137,22 @@ def _in_threads(work: Callable[[int, int], None], jobs: list[tuple[int, int]], t
 @lru_cache(maxsize=1)
 def _helpers(count: int) -> ThreadPoolExecutor:
     """Threads that each compute alone."""
-    pool = ThreadPoolExecutor(count, "winograd", initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(count, "winograd", initializer=_compute_alone)
     started = threading.Barrier(count + 1)
     for _ in range(count):
         pool.submit(started.wait)
     started.wait()
     torch.set_num_threads(count)  # what the helpers set is also the default of every later thread
     return pool
+
+
+def _compute_alone() -> None:
+    torch.get_num_threads()  # a thread takes over the process's number when it is first asked, so ask now
+    # GNU's OpenMP lets idle threads of torch's spin, on the cores that we need, unless there are more of them
+    # than cores: so each helper gets some of its own, which then sleep
+    torch.set_num_threads(2)
+    torch.ones(1 << 18).neg_()
+    torch.set_num_threads(1)
 
 
 def _buffer(name: str, *shape: int) -> Tensor:
