@@ -104,7 +104,7 @@ class Schedule:
             return tilde.sqrt().to(x.dtype)
         log_tilde = tilde.clamp(min=1e-20).log()
         std = torch.exp(0.5 * (v.double() * beta.log() + (1 - v.double()) * log_tilde))
-        return torch.where(a_s == 1, torch.zeros_like(std), std).to(x.dtype)
+        return (std * (a_s < 1)).to(x.dtype)
 
     def posterior(
         self, x: Tensor, x0: Tensor, t: Time, s: Time, z: Tensor, v: Tensor | None = None
@@ -126,8 +126,12 @@ class Schedule:
         return self.signal(s, x0) * x0 + self.level(s, x0) * mixed
 
     def _exact(self, t: Time, like: Tensor) -> Tensor:
-        """ᾱ_t in float64 (float32 on MPS, which has no float64), broadcastable over `like`."""
+        """ᾱ_t in float64 (float32 on MPS, which has no float64), broadcastable over `like`.
+
+        That of one t for all stays where the table is: a single number goes to a device with the kernel that
+        uses it, where a copy would make both wait.
+        """
+        if not isinstance(t, Tensor):
+            return self.alpha_bars[t]
         wide = torch.float32 if like.device.type == "mps" else torch.float64
-        if isinstance(t, Tensor):
-            return self.alpha_bars.to(t.device)[t].to(wide).to(like.device).view(-1, 1, 1, 1)
-        return self.alpha_bars[t].to(wide).to(like.device)
+        return self.alpha_bars.to(t.device)[t].to(wide).to(like.device).view(-1, 1, 1, 1)
