@@ -38,6 +38,9 @@ def test_everything_is_measured(results: dict) -> None:  # type: ignore[type-arg
     assert [row["count"] for row in results["counts"]] == [1, 2]
     assert all(row["seconds"] > 0 and row["host_mb"] > 0 for row in results["sizes"] + results["counts"])
     assert results["agreement_db"] > 80
+    profile = results["profile"]
+    assert profile["batch"] == 2 and profile["kinds"]["convolution"] > 0
+    assert sum(profile["kinds"].values()) >= profile["seconds"] > 0
     measured = {row["solver"] for row in results["solvers"]}
     left_out = {row["what"].removeprefix("solver ") for row in results["skipped"]}
     assert measured | left_out == set(SOLVERS)

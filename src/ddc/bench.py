@@ -32,6 +32,15 @@ from ddc.solvers import SOLVERS
 from ddc.solvers.ddc import DDC
 
 TASK, SIGMA_Y = "sr4", 0.05
+# kinds of kernels and operations, by what their names hold; the first that fits
+KERNELS = (
+    ("attention", ("flash", "fmha", "attention")),
+    ("fused normalisation and elementwise", ("triton",)),
+    ("convolution", ("conv", "fprop", "implicit_gemm", "xmma", "cudnn", "winograd")),
+    ("matrix product", ("gemm", "nvjet", "cutlass", "::mm", "::bmm", "::addmm", "matmul", "einsum")),
+    ("copies", ("copy", "memcpy", "memset", "contiguous", "::cat", "clone")),
+    ("normalisation", ("norm",)),
+)
 SOLVER_STEPS = 3  # measured of each solver; its time for the paper's number of steps follows
 
 
@@ -49,8 +58,8 @@ class BenchSettings:
     """Sides of larger pictures to restore; by default up to 1024 on the CPU and 4096 elsewhere."""
     counts: tuple[int, ...] = ()
     """Numbers of pictures to restore; by default up to 4 on the CPU and 64 elsewhere."""
-    repeats: int = 3
-    """Repeats of each measurement; the median counts."""
+    repeats: int = 0
+    """Repeats of each measurement, of which the median counts; by default 3 on the CPU and 11 elsewhere."""
     minutes: float = 20.0
     """Start nothing new after so many minutes."""
     autotune: bool = False
@@ -59,9 +68,11 @@ class BenchSettings:
     """Measure the other solvers as well."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "size", "repeats", "minutes"):
+        for name in ("steps", "size", "minutes"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.repeats < 0:
+            raise UserError(f"repeats must be above 0, not {self.repeats}")
         for name in ("batches", "sizes", "counts"):
             if any(n < 1 for n in getattr(self, name)):
                 raise UserError(f"{name} must be whole numbers from 1 on, not {getattr(self, name)}")
@@ -115,6 +126,7 @@ class Bench:
         cpu = self.device.type == "cpu"
         self.batches = settings.batches or ((1, 2) if cpu else (1, 4, 8, 16, 32))
         self.sizes = settings.sizes or ((256, 512, 1024) if cpu else (256, 512, 1024, 2048, 4096))
+        self.repeats = settings.repeats or (3 if cpu else 11)
         self.counts = settings.counts or ((1, 2, 4) if cpu else (1, 4, 16, 64))
         self.plain_dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.problem = Problem(task_operator(TASK), SIGMA_Y, TASK)
@@ -143,6 +155,7 @@ class Bench:
             ("latency", lambda: self.latency(plain, fast)),
             ("agreement_db", lambda: self.agreement(fast)),
             ("throughput", lambda: list(self.throughput(plain, fast))),
+            ("profile", lambda: self.profile(fast)),
             ("solvers", lambda: list(self.solvers(fast)) if self.settings.solvers else []),
             ("counts", lambda: list(self.growth(fast, "count", self.counts))),
             ("sizes", lambda: list(self.growth(fast, "size", self.sizes))),
@@ -213,7 +226,7 @@ class Bench:
             self.once(run)
         first = time.monotonic() - started  # compiling included
         taken: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(self.settings.repeats):
+        for _ in range(self.repeats):
             for name, run in runs.items():
                 taken[name].append(self.once(run))
         rows: dict[str, Any] = {"first_s": first}
@@ -270,6 +283,29 @@ class Bench:
         if fast.compiled:
             for model in (fast.prior, fast.network):
                 model.unet.sizes = tuple(sorted({1, fast.batch}))  # type: ignore[union-attr]
+
+    def profile(self, fast: FastModels) -> dict[str, Any]:
+        """Where the fast path's time goes, by kinds of kernels (CUDA) or operations (CPU), at its usual batch."""
+        from torch.profiler import ProfilerActivity, profile
+
+        cuda = self.device.type == "cuda"
+        run = partial(self.restore, fast.prior, fast.network, fast.batch)
+        self.once(run)
+        with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
+            seconds = self.once(run)
+        kinds: dict[str, float] = {}
+        for event in profiler.key_averages():
+            own = event.self_device_time_total if cuda else event.self_cpu_time_total
+            kind = next(
+                (kind for kind, marks in KERNELS if any(mark in event.key.lower() for mark in marks)), "other"
+            )
+            kinds[kind] = kinds.get(kind, 0.0) + own / 1e6
+        kinds["nothing runs"] = max(seconds - sum(kinds.values()), 0.0)
+        return {
+            "batch": fast.batch,
+            "seconds": seconds,
+            "kinds": dict(sorted(kinds.items(), key=lambda k: -k[1])),
+        }
 
     def solvers(self, fast: FastModels) -> Iterator[dict[str, Any]]:
         """Each solver's time for one picture, from a few of its steps (the paper's Table 4)."""
@@ -353,7 +389,7 @@ class Bench:
     def times(self, run: Callable[[], Any], repeats: int | None = None, warm: bool = True) -> list[float]:
         if warm:
             self.once(run)
-        return [self.once(run) for _ in range(repeats or self.settings.repeats)]
+        return [self.once(run) for _ in range(repeats or self.repeats)]
 
     def rate(self, seconds: float, dtype: torch.dtype) -> dict[str, float]:
         """TFLOP/s, and the share of the matrix-product peak."""
@@ -444,6 +480,18 @@ def tables(results: dict[str, Any]) -> list[Any]:
             memory = row.get("device_mb", row.get("host_mb"))
             cells = [str(row["batch"]), f"{row['seconds_per_image']:.4f}", f"{memory:.0f}"]
             shown.add_row(row["way"], *cells, f"{row['share_of_peak']:.0%}")
+        plain = [row["seconds_per_image"] for row in rows if (row["way"], row["batch"]) == ("plain", 1)]
+        if plain:
+            best = min(rows, key=lambda row: row["seconds_per_image"])
+            ratio = plain[0] / best["seconds_per_image"]
+            shown.caption = (
+                f"batches of {best['batch']} the {best['way']} way: {ratio:.2f} times the plain loop's"
+            )
+        made.append(shown)
+    if profile := results.get("profile"):
+        shown = table(f"where the time goes, batches of {profile['batch']}", "kind", "seconds", "share")
+        for kind, seconds in profile["kinds"].items():
+            shown.add_row(kind, f"{seconds:.4f}", f"{seconds / profile['seconds']:.0%}")
         made.append(shown)
     if rows := results.get("solvers"):
         shown = table("solvers, one picture at their usual number of steps", "solver", "steps", "seconds")
