@@ -12,7 +12,7 @@ from ddc.errors import UserError
 from ddc.pipeline import RestorationPipeline
 from ddc.solvers import SOLVERS
 
-QUICK = BenchSettings(steps=2, size=32, batches=(1, 2), sizes=(32, 64), counts=(1, 2), repeats=1)
+QUICK = BenchSettings(steps=2, size=32, batches=(1, 2), sizes=(32, 64), counts=(1, 2), repeats=1, training=2)
 
 
 def bench(folder: Path, settings: BenchSettings = QUICK) -> Bench:
@@ -38,6 +38,10 @@ def test_everything_is_measured(results: dict) -> None:  # type: ignore[type-arg
     assert [row["count"] for row in results["counts"]] == [1, 2]
     assert all(row["seconds"] > 0 and row["host_mb"] > 0 for row in results["sizes"] + results["counts"])
     assert results["agreement_db"] > 80
+    (training,) = results["training"]
+    per_picture = (results["models"]["prior"]["gflop"] + 3 * results["models"]["network"]["gflop"]) / 1e3
+    assert training["way"] == "plain" and training["images_per_second"] > 0
+    assert training["tflops"] == pytest.approx(training["images_per_second"] * per_picture)
     profile = results["profile"]
     assert profile["batch"] == 2 and profile["kinds"]["convolution"] > 0
     assert sum(profile["kinds"].values()) >= profile["seconds"] > 0

@@ -13,6 +13,7 @@ from ddc.errors import UserError
 from ddc.networks import (
     WEIGHTS,
     CompactUNet,
+    GroupNorm,
     build_network,
     load_network,
     network_config,
@@ -22,6 +23,7 @@ from ddc.networks import (
     set_checkpointing,
     sinusoidal,
     unet_size_multiple,
+    write_out_norms,
 )
 
 TINY: dict[str, Any] = {
@@ -259,3 +261,26 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
         save_network(network, tmp_path, state=tensors)
         with pytest.raises(UserError, match=message):
             load_network(tmp_path)
+
+
+def test_compiled_networks_are_the_same_with_their_gradients() -> None:
+    network = compact().requires_grad_(True)
+    x, t = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1)), torch.tensor([3, 500])
+    plain, compiled = network(x, t), torch.compile(network, backend="aot_eager")(x, t)
+    assert (plain - compiled).abs().max() < 1e-5
+    weights = list(network.parameters())
+    grads = (torch.autograd.grad(y.square().sum(), weights) for y in (plain, compiled))
+    for a, b in zip(*grads, strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-5 * float(a.abs().max()))
+
+
+def test_norms_of_other_networks_are_written_out() -> None:
+    network = torch.nn.Sequential(
+        torch.nn.Conv1d(4, 8, 1), torch.nn.Sequential(torch.nn.GroupNorm(4, 8, eps=1e-4))
+    )
+    torch.nn.init.normal_(network[1][0].weight)
+    x = torch.randn(2, 4, 10) + 3
+    before, names = network(x), list(network.state_dict())
+    compiled = torch.compile(write_out_norms(network), backend="aot_eager")
+    assert isinstance(network[1][0], GroupNorm) and list(network.state_dict()) == names
+    assert torch.equal(network(x), before) and (compiled(x) - before).abs().max() < 1e-5

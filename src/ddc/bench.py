@@ -14,16 +14,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
-from ddc.fast import FastModels, accelerate_models, agreement, probe, rewrap
-from ddc.networks import build_network, network_config, run_unet, unet_size_multiple
+from ddc.fast import FastModels, accelerate_models, agreement, prepare_compiler, probe, rewrap
+from ddc.images import Picture
+from ddc.networks import build_network, network_config, run_unet, unet_size_multiple, write_out_norms
 from ddc.noise import Noise
+from ddc.perceptual import LPIPS
 from ddc.pipeline import RestorationPipeline, is_out_of_memory, pick_device
 from ddc.presets import NETWORKS, PRIORS
 from ddc.priors import Prior, schedule_from_config, scheduler_config
@@ -41,6 +45,7 @@ KERNELS = (
     ("copies", ("copy", "memcpy", "memset", "contiguous", "::cat", "clone")),
     ("normalisation", ("norm",)),
 )
+TRAINING_STEPS = 8  # before the clock starts, and measured
 SOLVER_STEPS = 3  # measured of each solver; its time for the paper's number of steps follows
 
 
@@ -66,13 +71,16 @@ class BenchSettings:
     """Let the compiler search for faster kernels."""
     solvers: bool = True
     """Measure the other solvers as well."""
+    training: int = 0
+    """Measure training too, with batches of so many pictures; 0 leaves it out."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "size", "minutes"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} must be above 0, not {getattr(self, name)}")
-        if self.repeats < 0:
-            raise UserError(f"repeats must be above 0, not {self.repeats}")
+        for name in ("repeats", "training"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must not be below 0, as {getattr(self, name)} is")
         for name in ("batches", "sizes", "counts"):
             if any(n < 1 for n in getattr(self, name)):
                 raise UserError(f"{name} must be whole numbers from 1 on, not {getattr(self, name)}")
@@ -157,6 +165,7 @@ class Bench:
             ("throughput", lambda: list(self.throughput(plain, fast))),
             ("profile", lambda: self.profile(fast)),
             ("solvers", lambda: list(self.solvers(fast)) if self.settings.solvers else []),
+            ("training", lambda: list(self.training()) if self.settings.training else []),
             ("counts", lambda: list(self.growth(fast, "count", self.counts))),
             ("sizes", lambda: list(self.growth(fast, "size", self.sizes))),
         ]
@@ -345,6 +354,52 @@ class Bench:
                 "seconds": seconds * usual / steps,
             }
 
+    def training(self) -> Iterator[dict[str, Any]]:
+        """Pictures per second of `ddc train ddc`, as it is and, on CUDA, with --compile.
+
+        A backward pass counts as two forward passes; the loss and the measuring of pictures are not counted.
+        """
+        from ddc.training.ddc import DDCObjective
+        from ddc.training.loop import train
+        from ddc.training.settings import LoopSettings
+        from ddc.training.tasks import TaskMix, parse_tasks
+
+        batch, size = self.settings.training, self.settings.size
+        mix = TaskMix(parse_tasks("sr4,sr8,gauss,inpaint92,jpeg10,denoise"))
+        gflop = {name: row["gflop"] for name, row in self.results["models"].items()}
+        for way in ("plain", "compiled") if self.device.type == "cuda" else ("plain",):
+            if self.late():
+                self.skip(f"training, {way}", "the time was up")
+                continue
+            prior, network = copy.deepcopy((self.prior, self.network))
+            compile = way == "compiled"
+            if compile:
+                prepare_compiler()
+                write_out_norms(prior.unet).compile(dynamic=False)
+            with TemporaryDirectory() as folder:
+                pictures = Path(folder) / "pictures"
+                pictures.mkdir()
+                for i in range(64):
+                    pixels = np.random.default_rng(i).integers(0, 256, (size, size, 3), np.uint8)
+                    Picture(pixels).write(pictures / f"{i}.bmp")
+                settings = LoopSettings(
+                    data=(pictures,),
+                    out=Path(folder) / "run",
+                    steps=2 * TRAINING_STEPS,
+                    batch_size=batch,
+                    crop=size,
+                    compile=compile,
+                    log_every=TRAINING_STEPS,
+                    pictures_every=0,
+                    checkpoints=False,
+                )
+                objective = DDCObjective(network, prior, ((1.0, mix),), LPIPS("alex"))
+                self.reset_memory(prior, network)
+                progress = train(objective, settings, report=lambda text: None)
+            speed = progress.history[-1]["images_per_second"]
+            tera = speed * (gflop["prior"] + 3 * gflop["network"]) / 1e3
+            yield {"way": way, "batch": batch, "images_per_second": speed, "tflops": tera, **self.memory()}
+
     def growth(self, fast: FastModels, what: str, values: tuple[int, ...]) -> Iterator[dict[str, Any]]:
         """Time and memory of the whole pipeline over larger pictures (by tiles), or over more of them."""
         pipe = RestorationPipeline(fast.prior, fast.network, self.folder, tile=self.settings.size)
@@ -497,6 +552,13 @@ def tables(results: dict[str, Any]) -> list[Any]:
         shown = table("solvers, one picture at their usual number of steps", "solver", "steps", "seconds")
         for row in rows:
             shown.add_row(row["solver"], str(row["steps"]), f"{row['seconds']:.2f}")
+        made.append(shown)
+    if rows := results.get("training"):
+        shown = table("training", "way", "batch", "pictures a second", "TFLOP/s", "memory MB")
+        for row in rows:
+            memory = row.get("device_mb", row.get("host_mb"))
+            cells = [f"{row['images_per_second']:.4g}", f"{row['tflops']:.3g}", f"{memory:.0f}"]
+            shown.add_row(row["way"], str(row["batch"]), *cells)
         made.append(shown)
     for what, title in (("counts", "number of pictures"), ("sizes", "larger pictures, by tiles")):
         if rows := results.get(what):

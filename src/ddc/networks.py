@@ -187,6 +187,18 @@ class GroupNorm(nn.GroupNorm):
         return (wide * product + offset).to(x.dtype)
 
 
+def write_out_norms(module: nn.Module) -> nn.Module:
+    """The module, about to be compiled, with all its normalisations of that kind."""
+    for name, child in module.named_children():
+        if type(child) is nn.GroupNorm:
+            norm = GroupNorm(child.num_groups, child.num_channels, child.eps)
+            norm.weight, norm.bias = child.weight, child.bias
+            setattr(module, name, norm)
+        else:
+            write_out_norms(child)
+    return module
+
+
 def _packed(x: Tensor) -> Tensor:
     """Channels last again, where the compiler would leave pixels apart after they were moved about."""
     moved = torch.compiler.is_compiling() and x.is_cuda

@@ -104,6 +104,7 @@ class TrainDDC(LoopSettings):
         import torch
 
         from ddc.consistency import DataConsistency
+        from ddc.networks import write_out_norms
         from ddc.perceptual import LPIPS
         from ddc.presets import NETWORKS, preset
         from ddc.priors import Prior
@@ -125,7 +126,7 @@ class TrainDDC(LoopSettings):
             )
             mixes = [(1 - self.wide_share, mixes[0][1]), (self.wide_share, wide)]
         if self.compile:
-            prior.unet.compile(dynamic=False)
+            write_out_norms(prior.unet).compile(dynamic=False)
         objective = DDCObjective(
             network,
             prior,

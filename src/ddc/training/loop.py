@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ddc.errors import UserError
+from ddc.networks import write_out_norms
 from ddc.training.checkpoints import latest_checkpoint, read_checkpoint, replacing, write_checkpoint
 from ddc.training.data import Draws, Pictures, centre_crops, find_sources, load_pictures, split_holdout
 from ddc.training.display import Display, Log, write_grid
@@ -178,7 +179,7 @@ class _Run:
         self._resume(optimiser)
         if settings.compile:
             _load_compile_cache(settings, display.say)
-            self.module.compile(dynamic=False)
+            write_out_norms(self.module).compile(dynamic=False)
         self.forward, self.optimiser = accelerator.prepare(self.module, optimiser)
 
         self.seconds_before = self.progress.seconds
