@@ -1,0 +1,69 @@
+"""The model that ships, on a GPU. Everything here is skipped where there is none."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from skimage import data
+from torch import Tensor
+
+from ddc.fast import agreement
+from ddc.images import to_internal
+from ddc.pipeline import RestorationPipeline
+from ddc.problems import measure_named
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def photograph(side: int) -> Tensor:
+    """(1, 3, side, side) in [0, 1]: the astronaut, repeated to any size."""
+    tile = torch.from_numpy(np.array(data.astronaut())).permute(2, 0, 1).float() / 255
+    times = -(-side // tile.shape[-1])
+    return tile.repeat(1, times, times)[None, :, :side, :side]
+
+
+def psnr(x: Tensor, truth: Tensor) -> float:
+    return float(-10 * (x - truth).square().mean().log10())
+
+
+@pytest.mark.parametrize("task", ["sr4", "gauss", "inpaint92", "jpeg10"])
+def test_the_fast_path_agrees_with_float32(task: str) -> None:
+    truth = photograph(512)
+    problem, y = measure_named(task, 0.05 if task != "jpeg10" else 0.0, to_internal(truth), ["astronaut"])
+    options = {"mask": problem.operator.mask} if task == "inpaint92" else {}  # type: ignore[attr-defined]
+    name = "inpaint" if task == "inpaint92" else task
+    pictures = []
+    for fast in (False, True):
+        pipe = RestorationPipeline.from_pretrained().to("cuda", fast=fast)
+        result = pipe((y + 1) / 2, name, sigma=float(problem.sigma_y), tile=256, names=["a"], **options)
+        pictures.append(result.picture.tensor)
+    exact, quick = pictures
+    assert agreement(to_internal(quick), to_internal(exact)) >= 40
+    assert abs(psnr(quick, truth[0]) - psnr(exact, truth[0])) < 0.05
+
+
+def test_tiles_bound_the_memory_of_the_device() -> None:
+    pipe = RestorationPipeline.from_pretrained().to("cuda", compile=False, batch=4)
+    peaks = []
+    for side in (1024, 4096):
+        pipe(photograph(256), "denoise", sigma=0.05)
+        torch.cuda.reset_peak_memory_stats()
+        pipe(photograph(side), "denoise", sigma=0.05)
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] <= 1.2 * peaks[0]
+
+
+def test_a_full_device_halves_the_tile(caplog: pytest.LogCaptureFixture) -> None:
+    pipe = RestorationPipeline.from_pretrained().to("cuda", compile=False, batch=1)
+    whole = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    used = torch.cuda.memory_reserved()
+    try:
+        torch.cuda.set_per_process_memory_fraction((used + 3e9) / whole)
+        with caplog.at_level(logging.WARNING, "ddc"):
+            restored = pipe(photograph(2048), "denoise", sigma=0.05, tile=0).picture
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "out of memory: going on with tiles of" in caplog.text
+    assert restored.size == (2048, 2048) and psnr(restored.tensor, photograph(2048)[0]) > 25
