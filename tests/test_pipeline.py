@@ -230,7 +230,7 @@ def test_tile_borders_cannot_be_seen(pipe: RestorationPipeline, kind: str, task:
     operator = pipeline.task_operator(task)
     y = (operator(2 * x[None] - 1)[0] + 1) / 2
     tiled = pipe(y, task, tile=64).picture.tensor
-    tiles = pipeline.plan((side, side), 64, pipeline.margin_of(operator, 64), operator.align)
+    tiles = pipeline.plan_for((side, side), operator, 64)
     edges = {tile.window.left for tile in tiles} | {tile.window.left + tile.window.width for tile in tiles}
     assert border_ratio(tiled, sorted(edges - {0, side})) < 1.05
 

@@ -33,15 +33,26 @@ from ddc.priors import Prior
 from ddc.problems import Problem, check_sigma, task_family, task_operator
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Callback, Solver, Step
-from ddc.tiling import SMALLEST_TILE, Window, level, margin_of, plan, restore_by_tiles
+from ddc.tiling import SMALLEST_TILE, Window, level, plan_for, restore_by_tiles
 
 logger = logging.getLogger("ddc")
 
 DEFAULT_MODEL = Path(__file__).parent / "models" / "default"
 DEFAULT_TILE = 256  # pixels; what the networks are trained at, and compiled for on CUDA
+MEASURED_STEPS = 3  # of the first tile, to forecast the time of all
 CPU_TILE = 512  # nothing is compiled there, and fewer borders are faster and better
 
 Image = str | Path | Picture | Tensor | np.ndarray[Any, Any] | PIL.Image.Image
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a call of the pipeline will take, told after its first steps."""
+
+    height: int  # of the restored picture
+    width: int
+    tiles: int
+    seconds: float  # for the whole call
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ class RestorationResult:
     seed: int
     sigma: list[float]  # the noise level used for each
     tasks: list[str]  # the task of each
+    forecast: Forecast | None = None  # what was expected of the time, where the solver has steps
 
     @property
     def picture(self) -> Picture:
@@ -170,6 +182,7 @@ class RestorationPipeline:
         batch: int | None = None,
         callback: Callback | None = None,
         progress: Callable[[float], None] | None = None,
+        forecast: Callable[[Forecast], None] | None = None,
     ) -> RestorationResult:
         """Restore one picture or several.
 
@@ -183,6 +196,7 @@ class RestorationPipeline:
         tile: the side of a tile in pixels; None is the model's own, 0 never cuts
         batch: pictures of one size, or tiles, that are restored together; None chooses
         callback: called after each step of each tile; progress: called with the share that is done
+        forecast: called once, as soon as the first steps say how long the whole will take
         """
         started = time.perf_counter()
         pictures = _as_pictures(images)
@@ -204,7 +218,8 @@ class RestorationPipeline:
             jobs.extend(_Job(picture, problem, one) for one in seeds)
 
         batch = batch or self.batch
-        run = _Run(self, method, self.tile if tile is None else tile, batch, callback)
+        clock = _Clock(started, len(jobs), forecast)
+        run = _Run(self, method, self.tile if tile is None else tile, batch, callback, clock)
         restored: list[Picture] = []
         for group in _groups(jobs, batch):
             share = len(group) / len(jobs)
@@ -222,6 +237,7 @@ class RestorationPipeline:
             seed=seed,
             sigma=[float(job.problem.sigma_y) for job in jobs[::samples]],
             tasks=[job.problem.name for job in jobs[::samples]],
+            forecast=clock.forecast,
         )
 
     def problem(self, picture: Picture, operators: "_Operators", sigma: float | Literal["auto"]) -> Problem:
@@ -255,9 +271,16 @@ class _Run:
     """One call of the pipeline: the tile, which halves when memory runs out, and the count of evaluations."""
 
     def __init__(
-        self, pipe: RestorationPipeline, solver: Solver, tile: int, batch: int, callback: Callback | None
+        self,
+        pipe: RestorationPipeline,
+        solver: Solver,
+        tile: int,
+        batch: int,
+        callback: Callback | None,
+        clock: "_Clock",
     ) -> None:
-        self.pipe, self.solver, self.tile, self.batch, self.callback = pipe, solver, tile, batch, callback
+        self.pipe, self.solver, self.tile, self.batch = pipe, solver, tile, batch
+        self.callback, self.clock = callback, clock
         self.evaluations = 0
 
     def group(self, jobs: Sequence[_Job], progress: Callable[[float], None] | None) -> list[Picture]:
@@ -304,10 +327,7 @@ class _Run:
         operator = problem.operator
         parts = pipe.parts(self.solver, problem)
         size = _image_size(jobs[0])
-        tile = self.tile if self.tile else max(size)
-        grid = math.lcm(operator.align, operator.scale)
-        margin = margin_of(operator, min(tile, *size)) if max(size) > tile else 0
-        tiles = plan(size, tile, margin, grid)
+        tiles = plan_for(size, operator, self.tile)
         finished = 0
 
         def restore(windows: list[Window]) -> Tensor:
@@ -326,6 +346,7 @@ class _Run:
             def step_done(step: Step) -> None:
                 if self.callback:
                     self.callback(step)
+                self.clock.tick(step, size, len(tiles), len(each))
                 if progress:
                     share = len(windows) * (step.index + 1) / step.steps
                     progress((finished + share) / len(tiles))
@@ -341,6 +362,27 @@ class _Run:
         out = restore_by_tiles(tiles, size, len(jobs), restore, together)
         self.evaluations = self.solver.evaluations() * len(tiles)
         return out.add_(1).div_(2).clamp_(0, 1)
+
+
+class _Clock:
+    """Measures the first steps of a call, and says what the whole of it will take."""
+
+    def __init__(self, started: float, jobs: int, tell: Callable[[Forecast], None] | None) -> None:
+        self.started, self.jobs, self.tell = started, jobs, tell
+        self.done: list[float] = []  # when each step was
+        self.forecast: Forecast | None = None
+
+    def tick(self, step: Step, size: tuple[int, int], tiles: int, together: int) -> None:
+        """A step is done, of as many tiles as are restored together."""
+        self.done.append(time.perf_counter())
+        if len(self.done) != min(step.steps, MEASURED_STEPS):
+            return
+        first = self.done[0] - self.started  # slower than all that follow
+        each = (self.done[-1] - self.done[0]) / (len(self.done) - 1) if len(self.done) > 1 else first
+        steps = step.steps * math.ceil(self.jobs * tiles / together)
+        self.forecast = Forecast(*size, tiles, first + each * (steps - 1))
+        if self.tell:
+            self.tell(self.forecast)
 
 
 class _Operators:
@@ -395,6 +437,17 @@ class _Operators:
                 task, picture.size, mask=self.mask, kernel=self.kernel, operator_file=self.operator_file
             )
         return self.made[task], task
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 1.5:
+        return "a second"
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"
 
 
 def make_solver(

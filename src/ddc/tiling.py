@@ -56,6 +56,13 @@ def plan(size: Size, tile: int, margin: int, grid: int) -> list[Tile]:
     ]
 
 
+def plan_for(size: Size, operator: Operator, tile: int) -> list[Tile]:
+    """The tiles of a picture of that size; 0 never cuts."""
+    tile = tile or max(size)
+    margin = margin_of(operator, min(tile, *size)) if max(size) > tile else 0
+    return plan(size, tile, margin, math.lcm(operator.align, operator.scale))
+
+
 def _along(length: int, tile: int, margin: int, grid: int) -> list[tuple[int, Tensor]]:
     """The starts along one side, and the weights of each stretch."""
     if length <= tile:

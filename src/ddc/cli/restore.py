@@ -1,5 +1,6 @@
 """`ddc restore`: degraded pictures in, restored pictures out."""
 
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from ddc.errors import UserError
 
 if TYPE_CHECKING:
     from ddc.images import Picture
-    from ddc.pipeline import RestorationPipeline, RestorationResult
+    from ddc.pipeline import Forecast, RestorationPipeline, RestorationResult
+
+LARGE = 2e6  # pixels of a result whose time is told beforehand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +142,7 @@ class Restore(FileOptions):
                 tile=self.tile,
                 batch=self.batch,
                 progress=lambda share: progress(share * len(group)),
+                forecast=partial(_tell, [item.source.name for item, _ in group]),
             )
         except UserError as error:
             if len(group) == 1:
@@ -166,6 +170,8 @@ class Restore(FileOptions):
 
     def _facts(self, result: "RestorationResult", index: int) -> dict[str, Any]:
         height, width = result.pictures[index].size
+        expected = result.forecast
+        told = {} if expected is None else {"tiles": expected.tiles, "forecast": round(expected.seconds, 3)}
         return {
             "task": result.tasks[index],
             "sigma": round(result.sigma[index], 6),
@@ -176,6 +182,7 @@ class Restore(FileOptions):
             "height": height,
             "evaluations": result.evaluations,
             "seconds": round(result.seconds, 3),
+            **told,
         }
 
 
@@ -212,6 +219,18 @@ def _same_size(
 
 def _show_from(show: Callable[[float], None], begun: int, part: float) -> None:
     show(begun + part)
+
+
+def _tell(names: list[str], forecast: "Forecast") -> None:
+    """How long a large picture will take, in one line."""
+    if forecast.width * forecast.height < LARGE:
+        return
+    from ddc.pipeline import duration
+
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    tiles = f"{forecast.tiles} tile{'s' if forecast.tiles > 1 else ''}"
+    size = f"{forecast.width}×{forecast.height}"
+    print(f"{names[0]}{more}: {size}, {tiles}, about {duration(forecast.seconds)}", file=sys.stderr)
 
 
 def _settle(entry: tuple[Item, dict[str, Any], "Future[None]"], report: Report) -> None:

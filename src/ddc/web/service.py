@@ -4,7 +4,6 @@ Everything that computes is in the library; here, a visitor's choices become its
 what a page can show, and what is too large or too slow for a shared computer is refused in a sentence.
 """
 
-import math
 import re
 import shlex
 import threading
@@ -27,11 +26,11 @@ from ddc.evaluation.metrics import psnr
 from ddc.images import READABLE, Picture, estimate_sigma, jpeg_quality, quantise, to_internal
 from ddc.operators.base import Operator
 from ddc.perceptual import LPIPS
-from ddc.pipeline import RestorationPipeline, RestorationResult, make_solver
+from ddc.pipeline import RestorationPipeline, RestorationResult, duration, make_solver
 from ddc.problems import TASKS, make_problem
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Solver
-from ddc.tiling import margin_of, plan
+from ddc.tiling import plan_for
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[float, str], None]
@@ -223,10 +222,7 @@ class Service:
         self, size: tuple[int, int], operator: Operator, solver: Solver, samples: int = 1
     ) -> float:
         """How long a restoration to `size` will take, from the speed of those before it."""
-        tile = self.pipe.tile
-        grid = math.lcm(operator.align, operator.scale)
-        margin = margin_of(operator, min(tile, *size)) if max(size) > tile else 0
-        windows = [one.window for one in plan(size, tile, margin, grid)]
+        windows = [one.window for one in plan_for(size, operator, self.pipe.tile)]
         megapixels = sum(window.height * window.width for window in windows) / 1e6
         return samples * solver.evaluations() * megapixels * self._rate(solver)
 
@@ -552,17 +548,6 @@ def heat_map(std: Tensor) -> Array:
 def _brightest(level: Array) -> float:
     """Where the scale of a heat map ends: one pixel in two hundred lies beyond."""
     return float(np.quantile(level, 0.995))
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it."""
-    if seconds < 1.5:
-        return "a second"
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours"
 
 
 def _summary(result: RestorationResult, choices: Choices, std: Tensor | None) -> str:
