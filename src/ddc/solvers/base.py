@@ -90,8 +90,10 @@ def pseudo_inverse(y: Tensor, problem: Problem) -> Tensor:
 
 
 def find_part(name: str, model: str | Path | None) -> Path | None:
-    """The folder of a solver's own network: in the model's folder, beside it, or shipped with the package."""
-    places = [Path(__file__).parents[1] / "models"]
+    """The folder of a solver's own network: in the model's folder, beside it, shipped with the package, or in
+    the repository that the package is used from."""
+    package = Path(__file__).parents[1]
+    places = [package / "models", package.parents[1] / "models"]
     if model is not None:
         places = [Path(model), Path(model).absolute().parent, *places]
     return next((place / name for place in places if (place / name / "config.json").is_file()), None)
