@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddc.winograd import WinogradConv2d, transform_kernel, winograd
+from ddc.winograd import WinogradConv2d, _helpers, transform_kernel, winograd
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -21,6 +21,18 @@ def test_equals_convolution(size: tuple[int, int], threads: int) -> None:
         torch.set_num_threads(before)
     expected = F.conv2d(x, weight, bias, padding=1)
     assert (y - expected).abs().max() <= 5e-5 * expected.abs().max()
+
+
+def test_each_helper_computes_alone() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        helpers = _helpers(2)
+        torch.set_num_threads(2)  # what the process is told later is not for them
+        assert helpers.submit(torch.get_num_threads).result() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_in_and_out_of_inference_mode() -> None:

@@ -39,6 +39,7 @@ OUTPUT = torch.tensor(
 )
 
 MIN_TILES = 16  # with fewer 4×4 patches, reading the transformed kernel costs more than it saves
+ONES = 7  # of the 36 products, the one that is added to every pixel of a patch (the point 1, 1)
 STRIP_TILES = 128  # patches worked on at once: their transforms stay in the cache
 
 _memory = threading.local()
@@ -105,6 +106,8 @@ def winograd(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         transformed = torch.bmm(INPUT.expand(6, 6, 6), half, out=_buffer("a", 6, 6, tiles * channels))
         transformed = transformed.view(36, tiles, channels)
         product = torch.bmm(transformed, kernel, out=_buffer("b", 36, tiles, outputs))
+        if bias is not None:
+            product[ONES] += bias
         half = torch.mm(OUTPUT, product.view(6, -1), out=_buffer("a", 4, 6 * tiles * outputs))
         half = half.view(4, 6, -1)
         patches = torch.bmm(OUTPUT.expand(4, 4, 6), half, out=_buffer("c", 4, 4, tiles * outputs))
@@ -114,8 +117,6 @@ def winograd(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
     strip = max(1, min(STRIP_TILES // (batch * cols), -(-rows // threads)))  # rows of patches at once
     _in_threads(work, [(top, min(strip, rows - top)) for top in range(0, rows, strip)], threads)
     image = result.view(batch, 4 * rows, 4 * cols, outputs)[:, :height, :width]
-    if bias is not None:
-        image += bias
     return image.permute(0, 3, 1, 2)
 
 
