@@ -3,6 +3,7 @@
 import base64
 import importlib.util
 import io
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -270,11 +271,13 @@ def protocol_lines(protocol: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def quality_plots(summary: list[Row]) -> list[Plot]:
-    """PSNR and LPIPS against time and against network evaluations, a column for each task and noise."""
+    """PSNR and LPIPS against time and against network evaluations, a column for each task and noise where there
+    is something to compare."""
     captions = {"seconds": "Quality against time per image.", "nfe": "Quality against network evaluations."}
     plots = []
     for axis, caption in captions.items():
-        settings = list(dict.fromkeys((r["task"], r["sigma"]) for r in summary))
+        counts = Counter((r["task"], r["sigma"]) for r in summary)
+        settings = [setting for setting, rows in counts.items() if rows > 1]
         for start in range(0, len(settings), 4):
             png = scatter(summary, settings[start : start + 4], axis)
             plots.append(Plot(caption, png))
