@@ -141,6 +141,10 @@ def test_alpha_is_the_mask_of_inpainting(pipe: RestorationPipeline) -> None:
     third = pipe(Picture(pixels), "box", mask=mask, names=["a"]).picture
     assert first.alpha is None
     assert torch.equal(first.tensor, second.tensor) and torch.equal(first.tensor, third.tensor)
+    pillow = PIL.Image.fromarray(np.dstack([pixels, alpha]))
+    assert torch.equal(first.tensor, pipe(pillow, "inpaint", names=["a"]).picture.tensor)
+    with pytest.raises(UserError, match="no transparent pixel"):
+        pipe(Picture(pixels, np.full_like(alpha, 255)), "inpaint")
 
 
 def test_observed_pixels_stay_where_there_is_no_noise(pipe: RestorationPipeline) -> None:

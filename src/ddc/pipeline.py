@@ -431,6 +431,11 @@ class _Operators:
                     f"{picture.path or 'the picture'} has no transparency and no mask was given; "
                     "name one with --mask (white is known, black a hole)"
                 )
+            if self.mask is None and bool(mask.all()):  # type: ignore[union-attr]
+                raise UserError(
+                    f"{picture.path or 'the picture'} has no transparent pixel, so there is no hole to fill; "
+                    "make the holes transparent, or name a mask with --mask (white is known, black a hole)"
+                )
             return task_operator(task, picture.size, mask=mask), task
         if task not in self.made:
             self.made[task] = task_operator(
@@ -542,6 +547,9 @@ def _as_picture(image: Image) -> Picture:
     if isinstance(image, (str, Path)):
         return Picture.read(image)
     if isinstance(image, PIL.Image.Image):
+        if image.has_transparency_data:
+            pixels = np.asarray(image.convert("RGBA"))
+            return Picture(pixels[:, :, :3], pixels[:, :, 3])
         image = np.asarray(image.convert("RGB"))
     if isinstance(image, np.ndarray):
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype not in (np.uint8, np.uint16, np.float32):

@@ -323,7 +323,9 @@ def test_nan_pixels(restore: Callable[..., int], tmp_path: Path, capsys: pytest.
 def test_a_mask_of_another_size(
     restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    PIL.Image.new("L", (5, 6)).save(tmp_path / "mask.png")
+    mask = PIL.Image.new("L", (5, 6), 255)
+    mask.putpixel((2, 2), 0)
+    mask.save(tmp_path / "mask.png")
     options = ("--task", "inpaint", "--mask", tmp_path / "mask.png")
     assert "the mask is 5×6" in refused(restore, capsys, tmp_path / "out", photo, *options)
     assert "no mask was given" in refused(restore, capsys, tmp_path / "out", photo, "--task", "inpaint")

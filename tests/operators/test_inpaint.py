@@ -84,12 +84,40 @@ def test_masks_from_files(tmp_path: Path) -> None:
         tmp_path / "alpha.png"
     )
     Image.fromarray(observed).convert("1").save(tmp_path / "bits.png")
-    for name in ("grey.png", "alpha.png", "bits.png"):
+    Image.fromarray(observed).convert("RGBA").save(tmp_path / "opaque.png")
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be turned right to be seen
+    Image.fromarray(np.rot90(observed).copy()).save(tmp_path / "turned.png", exif=turned)
+    for name in ("grey.png", "alpha.png", "bits.png", "opaque.png", "turned.png"):
         assert torch.equal(read_mask(tmp_path / name), expected), name
     (tmp_path / "text.png").write_text("not a picture")
     for name in ("text.png", "missing.png"):
         with pytest.raises(UserError, match="cannot be read"):
             read_mask(tmp_path / name)
+
+
+def test_a_pixel_that_a_soft_brush_touched_is_a_hole(tmp_path: Path) -> None:
+    Image.fromarray(np.array([[255, 240, 180, 90, 0, 255, 255, 255]], dtype=np.uint8)).save(
+        tmp_path / "m.png"
+    )
+    assert read_mask(tmp_path / "m.png").flatten().tolist() == [1, 1, 0, 0, 0, 1, 1, 1]
+
+
+def test_masks_that_cannot_be_meant(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    zero_one = np.ones((6, 8), dtype=np.uint8)
+    zero_one[2:4] = 0
+    Image.fromarray(zero_one).save(tmp_path / "m.png")
+    with pytest.raises(UserError, match=r"no known pixel: its values are 0 to 1; expected 0 .* 255"):
+        read_mask(tmp_path / "m.png")
+    Image.new("L", (8, 6), 255).save(tmp_path / "m.png")
+    with pytest.raises(UserError, match="no hole"):
+        read_mask(tmp_path / "m.png")
+    Image.fromarray(zero_one * 255).save(tmp_path / "m.png")
+    read_mask(tmp_path / "m.png")
+    assert not caplog.messages
+    Image.fromarray(255 - zero_one * 255).save(tmp_path / "m.png")
+    read_mask(tmp_path / "m.png")
+    assert "67 % of the picture a hole" in caplog.text and "white is known" in caplog.text
 
 
 def test_bad_masks_are_refused() -> None:

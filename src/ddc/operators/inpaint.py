@@ -4,6 +4,7 @@ A mask is (B or 1, 1, H, W), 1 where the pixel is observed. In a mask file white
 file has transparency) is observed and black is a hole.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from torch.nn.functional import avg_pool2d, conv2d, interpolate, pad
 from ddc.errors import UserError
 from ddc.noise import Noise
 from ddc.operators.base import ROUNDING, Sigma, Size, SVDOperator
+
+logger = logging.getLogger("ddc")
+
+WHITE = 230  # of 255; a pixel that a soft brush has touched holds some of what was painted there
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,15 +181,31 @@ def stroke_mask(size: Size, seed: int | Sequence[int], strokes: int = 8) -> Tens
 def read_mask(path: str | Path) -> Tensor:
     """A (1, 1, H, W) mask from a picture: its transparency where it has any, else its brightness."""
     import numpy as np
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(path) as picture:
-            transparent = "A" in picture.getbands() or "transparency" in picture.info
-            plane = picture.convert("RGBA").getchannel("A") if transparent else picture.convert("L")
-            observed = np.asarray(plane) > 127
+            upright = ImageOps.exif_transpose(picture)
+            opacity = np.asarray(upright.convert("RGBA").getchannel("A"))
+            transparent = bool((opacity < 255).any())  # programs save opaque pictures with alpha, too
+            plane = opacity if transparent else np.asarray(upright.convert("L"))
     except (OSError, UnidentifiedImageError) as error:
         raise UserError(
             f"the mask {path} cannot be read as a picture ({error}); give a PNG of 0 and 255"
         ) from error
+    observed = plane > 127 if transparent else plane >= WHITE
+    holes = 1 - float(observed.mean())
+    if holes in (0, 1):
+        lacks = "no hole" if holes == 0 else "no known pixel"
+        raise UserError(
+            f"the mask {path} has {lacks}: its values are {plane.min()} to {plane.max()}; "
+            "expected 0 for a hole and 255 for what is known"
+        )
+    if holes > 0.5:
+        logger.warning(
+            "the mask %s makes %.0f %% of the picture a hole; black is a hole and white is known, "
+            "so invert it if you meant the opposite",
+            path,
+            100 * holes,
+        )
     return torch.from_numpy(observed).float()[None, None]
