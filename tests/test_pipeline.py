@@ -15,7 +15,7 @@ from ddc import pipeline
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
 from ddc.images import ROUNDING_8_BIT, Picture
-from ddc.operators import Bicubic, LinearOperator
+from ddc.operators import Bicubic, GaussianBlur, LinearOperator
 from ddc.operators.base import Size
 from ddc.pipeline import RestorationPipeline, make_solver
 from ddc.solvers.base import Step
@@ -327,6 +327,18 @@ def test_bad_pictures_are_refused(pipe: RestorationPipeline) -> None:
         pipe([], "denoise")
     with pytest.raises(UserError, match=r"\(H, W, 3\)"):
         pipe(np.zeros((8, 8), np.uint8), "denoise")
+
+
+def test_a_blur_said_too_strong_is_spoken_of(
+    pipe: RestorationPipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    sharp = Picture(data.coffee()[150:250, 250:350]).tensor
+    blurred = [GaussianBlur(sigma)(sharp[None])[0] for sigma in (1.5, 3.0)]
+    pipe(Picture.from_tensor(blurred[1], path=Path("right.png")), "gauss", steps=1)
+    assert not caplog.messages
+    pipe(Picture.from_tensor(blurred[0], path=Path("wrong.png")), "gauss", steps=1)
+    assert "wrong.png is sharper or noisier than gauss" in caplog.text
+    assert "try gauss1.75 or less, or a larger sigma" in caplog.text
 
 
 class HalfAdjoint(LinearOperator):

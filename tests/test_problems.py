@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from skimage import data
 
 from ddc.errors import UserError
 from ddc.noise import Noise
 from ddc.operators import JPEG, AveragePool, Bicubic, Denoise, GaussianBlur, Inpaint, KernelBlur, Operator
 from ddc.operators.blur import motion_kernel
 from ddc.operators.inpaint import random_mask
-from ddc.problems import TASKS, Problem, make_problem, task_family, task_operator
+from ddc.problems import TASKS, Problem, make_problem, misfit, task_family, task_operator
 
 SIZE = (33, 47)
 
@@ -162,3 +163,18 @@ def test_suggested_solvers() -> None:
     assert make_problem("sr4").suggested_solvers() == "any solver"
     assert make_problem("motion").suggested_solvers() == "ddc, dps or dds"
     assert make_problem("jpeg10").suggested_solvers() == "ddc, dps, pigdm or reddiff"
+
+
+def test_a_sigma_in_other_units_is_refused() -> None:
+    with pytest.raises(UserError, match=r"sigma is 12\.75.*divide by 255"):
+        make_problem("denoise", 12.75)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.02])
+@pytest.mark.parametrize("task", ["gauss3", "motion"])
+def test_a_blur_that_is_said_too_strong_does_not_fit(task: str, sigma: float) -> None:
+    x = torch.from_numpy(data.coffee()[100:292, 200:392]).permute(2, 0, 1)[None] / 127.5 - 1
+    problem, weaker = make_problem(task, sigma), make_problem("gauss1", sigma)
+    z = Noise([0]).normal(x.shape)
+    fitting, sharper = misfit(problem.measure(x, z), problem), misfit(weaker.measure(x, z), problem)
+    assert fitting < 0.006 + 1.4 * sigma < sharper

@@ -579,7 +579,7 @@ def estimate_sigma(picture: Picture) -> float:
         detail = ((detail[2:] - 2 * detail[1:-1] + detail[:-2]) / np.float32(6**0.5)).swapaxes(0, 1)
         whole = (whole[2:] & whole[1:-1] & whole[:-2]).swapaxes(0, 1)
     samples = np.abs(detail[whole])
-    if samples.size < 500:
+    if samples.size < 200:
         raise UserError(
             "too few pixels are known to estimate the noise; give it as a number, as in --sigma 0.05"
         )

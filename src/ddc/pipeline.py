@@ -27,10 +27,11 @@ from ddc.errors import UserError
 from ddc.images import ROUNDING_8_BIT, Picture, estimate_sigma, jpeg_quality, to_internal
 from ddc.noise import Noise, derive_seed
 from ddc.operators.base import LinearOperator, Operator, check_adjoint
+from ddc.operators.blur import GaussianBlur, KernelBlur
 from ddc.operators.colorize import GREY, Colorize
 from ddc.operators.inpaint import Inpaint
 from ddc.priors import Prior
-from ddc.problems import Problem, check_sigma, task_family, task_operator
+from ddc.problems import Problem, check_sigma, misfit, task_family, task_operator
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Callback, Solver, Step
 from ddc.tiling import SMALLEST_TILE, Window, level, plan_for, restore_by_tiles
@@ -211,6 +212,7 @@ class RestorationPipeline:
             name = names[index] if names else picture.path.name if picture.path else index
             problem = self.problem(picture, operators, sigma)
             self.check(method, problem)
+            warn_of_misfit(picture, problem)
             if operators.use_alpha():
                 picture = dataclasses.replace(picture, alpha=None)
             first = derive_seed(seed, name)
@@ -442,6 +444,38 @@ class _Operators:
                 task, picture.size, mask=self.mask, kernel=self.kernel, operator_file=self.operator_file
             )
         return self.made[task], task
+
+
+def warn_of_misfit(picture: Picture, problem: Problem) -> None:
+    """Say so where a picture cannot have been blurred as the task says, for the result would ring."""
+    operator = problem.operator
+    side = 256  # the middle is enough
+    if not isinstance(operator, (GaussianBlur, KernelBlur)) or min(picture.size) < 64:
+        return
+    top, left = (max(0, (length - side) // 2) for length in picture.size)
+    y = to_internal(picture.window(top, left, side, side))[None]
+    sigma = max(float(problem.sigma_y), ROUNDING_8_BIT)
+    limit = 0.006 + 1.4 * sigma  # of photographs blurred as said, in 8 bits or as JPEG, few come near it
+    if misfit(y, Problem(operator, sigma)) <= limit:
+        return
+    advice = "another blur"
+    if isinstance(operator, GaussianBlur):
+        weaker = (step / 4 for step in range(math.ceil(4 * operator.sigma) - 1, 1, -1))
+        fits = (
+            blur
+            for blur in weaker
+            if misfit(y, Problem(dataclasses.replace(operator, sigma=blur), sigma)) <= limit
+        )
+        fitting = next(fits, None)
+        advice = f"gauss{fitting:g} or less" if fitting else "another task"
+    logger.warning(
+        "%s is sharper or noisier than %s with sigma %.2g would leave it, so the result may ring; "
+        "try %s, or a larger sigma",
+        picture.path or "the picture",
+        problem.name,
+        problem.sigma_y,
+        advice,
+    )
 
 
 def duration(seconds: float) -> str:

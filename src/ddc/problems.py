@@ -103,6 +103,26 @@ def check_sigma(sigma_y: float | Tensor) -> None:
             raise UserError(
                 f"sigma is {value}; expected 0 or a small positive number such as 0.05 ([0, 1] units)"
             )
+        if value > 1:
+            raise UserError(
+                f"sigma is {value:g}, more than all of black to white; expected a number such as 0.05 "
+                "([0, 1] units: for 8-bit pixels, divide by 255)"
+            )
+
+
+def misfit(y: Tensor, problem: Problem) -> float:
+    """How far the linear guess from y, (B, 3, H, W), is from y when it is degraded again: rms, in [0, 1] units.
+
+    It is about the noise in y, or less, where the problem describes y. Where the operator blurs more than y is
+    blurred, or y has more noise than is said, the guess goes far beyond black and white, which pixels cannot. The
+    border is left out, for beyond it real pictures go on as no operator knows.
+    """
+    with torch.no_grad():
+        guess = problem.operator.estimate(y, problem.sigma).clamp(-1, 1)
+        residual = (problem.operator(guess) - y) / 2
+    rows, columns = residual.shape[-2] // 8, residual.shape[-1] // 8
+    inside = residual[..., rows : residual.shape[-2] - rows, columns : residual.shape[-1] - columns]
+    return float(inside.square().mean().sqrt())
 
 
 def task_family(task: str) -> Family:

@@ -181,7 +181,11 @@ def test_sigma_auto(restore: Callable[..., int], tmp_path: Path, capsys: pytest.
         restore(tmp_path / "a.png", "-o", tmp_path / "out", "--task", "denoise", "--sigma", "auto", "--json")
         == 0
     )
-    assert json.loads(capsys.readouterr().out)["sigma"] == pytest.approx(0.1, abs=0.01)
+    estimated = json.loads(capsys.readouterr().out)["sigma"]
+    assert estimated == pytest.approx(0.1, abs=0.01)
+    for task, expected in (("denoise", estimated), ("sr2", 0.0)):  # where sigma is left out
+        assert restore(tmp_path / "a.png", "-o", tmp_path / task, "--task", task, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["sigma"] == expected
 
 
 OPERATOR = """

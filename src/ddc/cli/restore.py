@@ -34,8 +34,9 @@ class Restore(FileOptions):
     """The model folder; left out, the one that comes with the package."""
     network: Path | None = None
     """A data-consistency network outside the model folder."""
-    sigma: float | Literal["auto"] = 0.0
-    """The noise in the pictures, for pixels in [0, 1], as in 0.05; auto estimates it."""
+    sigma: float | Literal["auto"] | None = None
+    """The noise in the pictures, for pixels in [0, 1], as in 0.05; auto estimates it. Left out, it is auto for the
+    task denoise and 0 for the others."""
     mask: Path | None = None
     """A mask for inpainting, as large as the picture: white is known, black is a hole."""
     kernel: Path | None = None
@@ -103,18 +104,24 @@ class Restore(FileOptions):
                 raise UserError(f"--solver-option {text} is not KEY=VALUE, as in eta=0.85")
             options[key.strip()] = value.strip()
         solver = make_solver(self.solver, self.steps, options)
-        if self.sigma != "auto":
-            check_sigma(self.sigma)
-        task = self._task()
+        sigma, task = self._sigma(), self._task()
+        if sigma != "auto":
+            check_sigma(sigma)
         if task != "jpeg" and task_family(task) not in ("inpaint", "custom"):
-            sigma = 0.0 if self.sigma == "auto" else self.sigma
-            solver.check(make_problem(task, sigma, mask=self.mask, kernel=self.kernel))
+            solver.check(
+                make_problem(task, 0.0 if sigma == "auto" else sigma, mask=self.mask, kernel=self.kernel)
+            )
         elif task == "jpeg" and (self.mask or self.kernel):
             raise UserError("the task jpeg takes no mask and no kernel; leave them out")
         return options
 
     def _task(self) -> str:
         return "custom" if self.operator is not None else self.task
+
+    def _sigma(self) -> float | Literal["auto"]:
+        if self.sigma is None:
+            return "auto" if self._task() == "denoise" else 0.0
+        return self.sigma
 
     def _results(
         self,
@@ -129,7 +136,7 @@ class Restore(FileOptions):
             result = pipe(
                 [picture for _, picture in group],
                 self._task(),
-                sigma=self.sigma,
+                sigma=self._sigma(),
                 solver=self.solver,
                 steps=self.steps,
                 options=options,
