@@ -17,9 +17,11 @@ from ddc.images import (
     estimate_sigma,
     find_pictures,
     internal_sigma,
+    jpeg_noise,
     jpeg_quality,
     to_internal,
     to_unit,
+    unit_float,
 )
 
 
@@ -270,10 +272,14 @@ def test_cmyk_with_a_broken_profile(tmp_path: Path) -> None:
     assert picture.icc is None
 
 
-def test_transparency_is_dropped_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Picture(ramp(8, 8), np.full((8, 8), 9, np.uint8)).write(tmp_path / "a.jpg")
-    assert "transparency is left out" in caplog.text
-    assert Picture.read(tmp_path / "a.jpg").alpha is None
+def test_a_transparent_picture_is_laid_on_white_where_it_must_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    alpha = np.repeat(np.array([[0, 51, 255]], np.uint8), 8, axis=0)
+    Picture(np.full((8, 3, 3), 100, np.uint8), alpha).write(tmp_path / "a.bmp")
+    assert "laid on white, for BMP has no transparency" in caplog.text
+    written = Picture.read(tmp_path / "a.bmp")
+    assert written.alpha is None and written.pixels[4, :, 1].tolist() == [255, 224, 100]
 
 
 def test_grey_in_a_format_without_grey(tmp_path: Path) -> None:
@@ -403,3 +409,15 @@ def test_heic_round_trip(tmp_path: Path) -> None:
     assert again.size == (64, 96)
     assert -10 * np.log10(error.mean() / 255**2) > 30
     assert again.icc is not None
+
+
+@pytest.mark.parametrize("quality", [30, 60, 80, 95])
+@pytest.mark.parametrize("scale", [1, 6])
+def test_the_noise_that_jpeg_left(tmp_path: Path, quality: int, scale: int) -> None:
+    clean = Image.fromarray(data.coffee()).resize((600 // scale, 400 // scale), Image.Resampling.BICUBIC)
+    clean.save(tmp_path / "a.jpg", quality=quality)
+    picture = Picture.read(tmp_path / "a.jpg")
+    error = float((unit_float(picture.pixels) - unit_float(np.asarray(clean))).std())
+    assert 0.3 * error < jpeg_noise(picture) < 1.5 * error
+    picture.write(tmp_path / "a.png")
+    assert jpeg_noise(Picture.read(tmp_path / "a.png")) == 0 == jpeg_noise(Picture(picture.pixels))

@@ -157,9 +157,9 @@ def test_observed_pixels_stay_where_there_is_no_noise(pipe: RestorationPipeline)
     assert (again[seen] == np.asarray(picture)[seen]).all() and (again[~seen] != 0).any()
 
 
-def test_a_network_is_told_of_rounding_to_8_bits(pipe: RestorationPipeline) -> None:
-    rounded = data.astronaut()[:24, :24]
-    exact = torch.from_numpy(rounded).permute(2, 0, 1).float() / 255
+@pytest.fixture(scope="module")
+def wiener_pipe(pipe: RestorationPipeline) -> RestorationPipeline:
+    """One whose results depend on the noise level that its network is told."""
     config = {
         "channels": [8, 16],
         "encoder_blocks": [1, 1],
@@ -168,12 +168,29 @@ def test_a_network_is_told_of_rounding_to_8_bits(pipe: RestorationPipeline) -> N
         "head_dim": 8,
     }
     network = DataConsistency.from_config(config | {"inputs": ["wiener"], "residual": "blend"})
-    pipe = RestorationPipeline(pipe.prior, network.eval())
-    told, untold = (pipe(image, "gauss", names=["a"]) for image in (rounded, exact))
-    again = pipe(exact, "gauss", sigma=ROUNDING_8_BIT, names=["a"])
+    return RestorationPipeline(pipe.prior, network.eval())
+
+
+def test_a_network_is_told_of_rounding_to_8_bits(wiener_pipe: RestorationPipeline) -> None:
+    rounded = data.astronaut()[:24, :24]
+    exact = torch.from_numpy(rounded).permute(2, 0, 1).float() / 255
+    told, untold = (wiener_pipe(image, "gauss", names=["a"]) for image in (rounded, exact))
+    again = wiener_pipe(exact, "gauss", sigma=ROUNDING_8_BIT, names=["a"])
     assert (told.picture.tensor - again.picture.tensor).abs().max() < 1e-4
     assert (told.picture.tensor - untold.picture.tensor).abs().max() > 1e-3
     assert told.sigma == untold.sigma == [0.0]  # what was asked for
+
+
+def test_a_network_is_told_that_the_channels_of_a_grey_picture_share_their_noise(
+    wiener_pipe: RestorationPipeline,
+) -> None:
+    pixels = np.repeat(data.astronaut()[:24, :24, :1], 3, axis=2)
+
+    def restored(sigma: float, grey: bool) -> Tensor:
+        return wiener_pipe(Picture(pixels, grey=grey), "gauss", sigma=sigma, names=["a"]).picture.tensor
+
+    assert (restored(0.05, True) - restored(0.05 * 3**0.5, False)).abs().max() < 1e-4
+    assert (restored(0.05, True) - restored(0.05, False)).abs().max() > 1e-3
 
 
 def test_alpha_stays_alpha_where_a_mask_is_given(pipe: RestorationPipeline) -> None:
@@ -339,6 +356,22 @@ def test_a_blur_said_too_strong_is_spoken_of(
     pipe(Picture.from_tensor(blurred[0], path=Path("wrong.png")), "gauss", steps=1)
     assert "wrong.png is sharper or noisier than gauss" in caplog.text
     assert "try gauss1.75 or less, or a larger sigma" in caplog.text
+
+
+def test_jpeg_files_bring_their_own_noise(
+    pipe: RestorationPipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for quality in (30, 95):
+        PIL.Image.fromarray(data.coffee()[100:132, 200:232]).save(
+            tmp_path / f"{quality}.jpg", quality=quality
+        )
+    rough, fine = tmp_path / "30.jpg", tmp_path / "95.jpg"
+    assert pipe(rough, "sr2").sigma[0] > 3 * pipe(fine, "sr2").sigma[0] > 0
+    assert pipe(rough, "sr2", sigma=0.5).sigma == [0.5]
+    assert pipe(rough, "denoise", sigma=0.01).sigma == [0.01] and pipe(rough, "jpeg").sigma == [0.0]
+    assert not caplog.messages
+    assert pipe(fine, "jpeg").tasks == ["jpeg95"]
+    assert "95.jpg says quality 95" in caplog.text
 
 
 class HalfAdjoint(LinearOperator):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
-from ddc.images import ROUNDING_8_BIT, Picture, estimate_sigma, jpeg_quality, to_internal
+from ddc.images import ROUNDING_8_BIT, Picture, estimate_sigma, jpeg_noise, jpeg_quality, to_internal
 from ddc.noise import Noise, derive_seed
 from ddc.operators.base import LinearOperator, Operator, check_adjoint
 from ddc.operators.blur import GaussianBlur, KernelBlur
@@ -41,6 +41,7 @@ logger = logging.getLogger("ddc")
 DEFAULT_MODEL = Path(__file__).parent / "models" / "default"
 DEFAULT_TILE = 256  # pixels; what the networks are trained at, and compiled for on CUDA
 MEASURED_STEPS = 3  # of the first tile, to forecast the time of all
+FINE_JPEG = 90  # a quality from which on a JPEG hardly differs from what it was made of
 CPU_TILE = 512  # nothing is compiled there, and fewer borders are faster and better
 
 Image = str | Path | Picture | Tensor | np.ndarray[Any, Any] | PIL.Image.Image
@@ -103,6 +104,7 @@ class RestorationPipeline:
         self.device = torch.device("cpu")
         self.batch = 1  # pictures or tiles at once; the fast path chooses by the card's memory
         self.accelerated = False
+        self._told: set[str] = set()  # tasks that were warned of
         self._parts: dict[tuple[str, str], dict[str, Any]] = {}  # of solvers, by their name and the task's
 
     @staticmethod
@@ -247,6 +249,10 @@ class RestorationPipeline:
         operator, name = operators.of(picture)
         sigma_y = estimate_sigma(picture) if sigma == "auto" else float(sigma)
         check_sigma(sigma_y)
+        if operator.scale > 1 or isinstance(operator, (GaussianBlur, KernelBlur)):
+            # undoing these would make JPEG's errors many times larger. They lie together around edges, which is
+            # worse than the even noise that networks know: twice their size gives the best pictures
+            sigma_y = max(sigma_y, 2 * jpeg_noise(picture))
         return Problem(operator, sigma_y, name)
 
     def check(self, solver: Solver, problem: Problem) -> None:
@@ -258,6 +264,14 @@ class RestorationPipeline:
                 "Name one with --network, or use ddnm or dps"
             )
         self.prior.schedule.pairs(solver.steps)
+        unknown = isinstance(problem.operator, Colorize) or problem.operator.scale > 8
+        foreign = unknown and "network" in solver.needs and self.folder == DEFAULT_MODEL
+        if foreign and problem.name not in self._told:
+            self._told.add(problem.name)
+            logger.warning(
+                "the model that ships was not trained for %s, so expect little of it; --solver ddnm needs no training",
+                problem.name,
+            )
 
     def parts(self, solver: Solver, problem: Problem) -> dict[str, Any]:
         """What a solver takes beside the prior, on this device."""
@@ -318,8 +332,13 @@ class _Run:
             logger.warning("out of memory: going on with tiles of %d pixels", self.tile)
 
     def noise_level(self, job: _Job) -> float:
-        """σ_y. Rounding to 8 bits counts for a network, which would take the pixels for exact otherwise."""
+        """σ_y. Rounding to 8 bits counts for a network, which would take the pixels for exact otherwise.
+
+        The noise of a grey picture is the same in all channels, where networks expect to average three.
+        """
         sigma_y = float(job.problem.sigma_y)
+        if job.picture.grey and "network" in self.solver.needs:
+            sigma_y *= 3**0.5
         rounded = job.picture.pixels.dtype == np.uint8 and isinstance(job.problem.operator, LinearOperator)
         return max(sigma_y, ROUNDING_8_BIT) if rounded and "network" in self.solver.needs else sigma_y
 
@@ -425,7 +444,15 @@ class _Operators:
         if task == "jpeg":
             if picture.path is None:
                 raise UserError("the task jpeg reads the quality from a file; name it, as in jpeg10")
-            task = f"jpeg{jpeg_quality(picture.path)}"
+            quality = jpeg_quality(picture.path)
+            if quality >= FINE_JPEG:
+                logger.warning(
+                    "%s says quality %d, at which there is little to restore; if it was compressed more before it "
+                    "was saved so, name that, as in jpeg30",
+                    picture.path,
+                    quality,
+                )
+            task = f"jpeg{quality}"
         if task_family(task) == "inpaint":
             mask = self.mask if self.mask is not None else picture.mask
             if mask is None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ddc.errors import UserError
+from ddc.operators.base import Sigma, Size
 from ddc.operators.separable import SeparableOperator, Taps, symmetric
 
 BICUBIC_A = -0.5  # as Pillow and DDRM; OpenCV's −0.75 is another kernel
@@ -67,3 +68,11 @@ class AveragePool(SeparableOperator):
         rows = torch.arange(-(-length // self.scale)).unsqueeze(1)
         index = rows * self.scale + torch.arange(self.scale)
         return Taps(symmetric(index, length), torch.full(index.shape, 1 / self.scale, dtype=torch.float64))
+
+    def wiener(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
+        """Bicubic's smooth guess, with the means put right.
+
+        All singular values are equal here, so that their directions are no frequencies: the guess from them would
+        be y in squares.
+        """
+        return self.project(Bicubic(self.scale).wiener(y, sigma, size), y, sigma)
