@@ -196,6 +196,13 @@ def test_the_command_line_and_python_do_the_same(
     assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1
 
 
+def test_no_noise_is_said_aloud_where_the_command_line_would_estimate_it() -> None:
+    assert service.command_line("a.png", Choices(kind="Noise"), mask=False).endswith(
+        "--task denoise --sigma 0"
+    )
+    assert "--sigma" not in service.command_line("a.png", Choices(), mask=False)
+
+
 def test_before_and_after_have_one_size(work: Service, photo: Upload) -> None:
     seen: list[tuple[float, str]] = []
     done = work.restore(photo, Choices(scale=4), progress=lambda share, text: seen.append((share, text)))

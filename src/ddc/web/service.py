@@ -575,9 +575,9 @@ def result_name(name: str) -> str:
 
 
 def _options(choices: Choices) -> dict[str, Any]:
-    """The choices that differ from the pipeline's own defaults."""
+    """The choices that differ from the defaults of the pipeline and the command line."""
     chosen: dict[str, Any] = {"task": choices.task}
-    if choices.sigma:
+    if choices.sigma or choices.task == "denoise":  # which the command line takes for "auto" otherwise
         chosen["sigma"] = choices.sigma
     if choices.solver != "ddc":
         chosen["solver"] = choices.solver
@@ -618,7 +618,7 @@ def python_code(name: str, choices: Choices, mask: bool) -> str:
 def _compare_commands(task: str, sigma: float, methods: list[Solver], seed: int) -> str:
     common = (
         ["--task", task]
-        + (["--sigma", f"{sigma:g}"] if sigma else [])
+        + (["--sigma", f"{sigma:g}"] if sigma or task == "denoise" else [])
         + (["--seed", str(seed)] if seed else [])
     )
     lines = [["ddc", "degrade", "clean.png", "-o", "measured.npy", *common]]
