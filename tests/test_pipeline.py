@@ -1,6 +1,7 @@
 import logging
 import pickle
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,7 @@ def test_out_of_memory_halves_the_tile_and_says_so(
     with caplog.at_level(logging.WARNING, logger="ddc"):
         result = pipe(y, "denoise", batch=2)
     assert "going on with 1 at once" in caplog.text and "tiles of 64 pixels" in caplog.text
+    assert result.notes == [caplog.messages] * 2
     for a, b in zip(result.pictures, expected, strict=True):
         assert torch.allclose(a.tensor, b.tensor, atol=1e-4)
     caplog.clear()
@@ -350,12 +352,31 @@ def test_a_blur_said_too_strong_is_spoken_of(
     pipe: RestorationPipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
     sharp = Picture(data.coffee()[150:250, 250:350]).tensor
-    blurred = [GaussianBlur(sigma)(sharp[None])[0] for sigma in (1.5, 3.0)]
-    pipe(Picture.from_tensor(blurred[1], path=Path("right.png")), "gauss", steps=1)
-    assert not caplog.messages
-    pipe(Picture.from_tensor(blurred[0], path=Path("wrong.png")), "gauss", steps=1)
-    assert "wrong.png is sharper or noisier than gauss" in caplog.text
-    assert "try gauss1.75 or less, or a larger sigma" in caplog.text
+    right, wrong = (
+        Picture.from_tensor(GaussianBlur(sigma)(sharp[None])[0], path=Path(name))
+        for sigma, name in ((3.0, "right.png"), (1.5, "wrong.png"))
+    )
+    notes = pipe([right, wrong], "gauss", steps=1).notes
+    assert notes == [[], caplog.messages]
+    (note,) = caplog.messages
+    assert "wrong.png is sharper or noisier than gauss" in note
+    assert "try gauss1.75 or less, or a larger sigma" in note
+
+
+def test_a_note_is_logged_once_and_returned_each_time(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pipeline, "DEFAULT_MODEL", tiny_model)
+    pipe = RestorationPipeline.from_pretrained()
+    mask = np.zeros((16, 16), np.uint8)
+    mask[:4] = 255
+    PIL.Image.fromarray(mask).save(tmp_path / "mask.png")
+    inpainted = pipe(crops(2, 16), "inpaint", steps=1, mask=tmp_path / "mask.png").notes
+    coloured = [pipe(crops(1, 16)[0], "colorize", steps=1).notes for _ in range(2)]
+    assert inpainted[0] == inpainted[1] == caplog.messages[:1] and "makes 75 %" in inpainted[0][0]
+    assert coloured == [[caplog.messages[1:]]] * 2 and "not trained for colorize" in coloured[0][0][0]
+    assert len(caplog.messages) == 2
+    assert pipe(crops(1, 16)[0], "colorize", steps=1, solver="ddnm").notes == [[]]
 
 
 def test_jpeg_files_bring_their_own_noise(
@@ -424,6 +445,17 @@ def test_a_prior_alone_serves_the_other_solvers(tiny_model: Path) -> None:
         pipe(crops(1, 16)[0], "sr2")
     both = RestorationPipeline.from_pretrained(tiny_model / "prior", tiny_model / "network")
     assert isinstance(both.network, DataConsistency)
+
+
+def test_only_the_measured_steps_wait_for_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    for device, expected in (("cpu", 0), ("cuda:1", pipeline.MEASURED_STEPS)):
+        clock = pipeline._Clock(time.perf_counter(), 1, None, torch.device(device))
+        for index in range(5):
+            x = torch.zeros(1)
+            clock.tick(Step(index, 5, 0, x, x), (8, 8), 1, 1)
+        assert waited == [torch.device(device)] * expected and clock.forecast is not None
 
 
 def test_devices() -> None:

@@ -13,6 +13,7 @@ import os
 import time
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -70,6 +71,7 @@ class RestorationResult:
     seed: int
     sigma: list[float]  # the noise level used for each
     tasks: list[str]  # the task of each
+    notes: list[list[str]]  # what the logger "ddc" warned of while each was restored
     forecast: Forecast | None = None  # what was expected of the time, where the solver has steps
 
     @property
@@ -104,7 +106,7 @@ class RestorationPipeline:
         self.device = torch.device("cpu")
         self.batch = 1  # pictures or tiles at once; the fast path chooses by the card's memory
         self.accelerated = False
-        self._told: set[str] = set()  # tasks that were warned of
+        self._told: set[str] = set()  # notes that were logged
         self._parts: dict[tuple[str, str], dict[str, Any]] = {}  # of solvers, by their name and the task's
 
     @staticmethod
@@ -200,6 +202,9 @@ class RestorationPipeline:
         batch: pictures of one size, or tiles, that are restored together; None chooses
         callback: called after each step of each tile; progress: called with the share that is done
         forecast: called once, as soon as the first steps say how long the whole will take
+
+        What is worth knowing about a result, such as that its picture does not fit the task, is in the
+        result's notes; the logger "ddc" is told of it the first time.
         """
         started = time.perf_counter()
         pictures = _as_pictures(images)
@@ -210,11 +215,14 @@ class RestorationPipeline:
         method = make_solver(solver, steps, options)
         operators = _Operators(task, mask, kernel, operator_file)
         jobs: list[_Job] = []
+        notes: list[list[str]] = [[] for _ in pictures]
         for index, picture in enumerate(pictures):
             name = names[index] if names else picture.path.name if picture.path else index
-            problem = self.problem(picture, operators, sigma)
-            self.check(method, problem)
-            warn_of_misfit(picture, problem)
+            with _noting(notes[index], self._told):
+                problem = self.problem(picture, operators, sigma)
+                self.check(method, problem)
+                self.warn_of_lack_of_training(method, problem)
+                warn_of_misfit(picture, problem)
             if operators.use_alpha():
                 picture = dataclasses.replace(picture, alpha=None)
             first = derive_seed(seed, name)
@@ -222,14 +230,16 @@ class RestorationPipeline:
             jobs.extend(_Job(picture, problem, one) for one in seeds)
 
         batch = batch or self.batch
-        clock = _Clock(started, len(jobs), forecast)
+        clock = _Clock(started, len(jobs), forecast, self.device)
         run = _Run(self, method, self.tile if tile is None else tile, batch, callback, clock)
         restored: list[Picture] = []
-        for group in _groups(jobs, batch):
-            share = len(group) / len(jobs)
-            done = len(restored) / len(jobs)
-            report = (lambda part, a=done, b=share: progress(a + b * part)) if progress else None
-            restored.extend(run.group(group, report))
+        of_all: list[str] = []  # of the computer rather than of a picture
+        with _noting(of_all, set()):
+            for group in _groups(jobs, batch):
+                share = len(group) / len(jobs)
+                done = len(restored) / len(jobs)
+                report = (lambda part, a=done, b=share: progress(a + b * part)) if progress else None
+                restored.extend(run.group(group, report))
         per_picture = [restored[i : i + samples] for i in range(0, len(restored), samples)]
         return RestorationResult(
             pictures=[all_samples[0] for all_samples in per_picture],
@@ -241,6 +251,7 @@ class RestorationPipeline:
             seed=seed,
             sigma=[float(job.problem.sigma_y) for job in jobs[::samples]],
             tasks=[job.problem.name for job in jobs[::samples]],
+            notes=[own + of_all for own in notes],
             forecast=clock.forecast,
         )
 
@@ -264,12 +275,14 @@ class RestorationPipeline:
                 "Name one with --network, or use ddnm or dps"
             )
         self.prior.schedule.pairs(solver.steps)
+
+    def warn_of_lack_of_training(self, solver: Solver, problem: Problem) -> None:
+        """Say so where the network never saw the task."""
         unknown = isinstance(problem.operator, Colorize) or problem.operator.scale > 8
-        foreign = unknown and "network" in solver.needs and self.folder == DEFAULT_MODEL
-        if foreign and problem.name not in self._told:
-            self._told.add(problem.name)
+        if unknown and "network" in solver.needs and self.folder == DEFAULT_MODEL:
             logger.warning(
-                "the model that ships was not trained for %s, so expect little of it; --solver ddnm needs no training",
+                "the model that ships was not trained for %s, so expect little of it; "
+                "the solver ddnm needs no training",
                 problem.name,
             )
 
@@ -388,13 +401,19 @@ class _Run:
 class _Clock:
     """Measures the first steps of a call, and says what the whole of it will take."""
 
-    def __init__(self, started: float, jobs: int, tell: Callable[[Forecast], None] | None) -> None:
-        self.started, self.jobs, self.tell = started, jobs, tell
+    def __init__(
+        self, started: float, jobs: int, tell: Callable[[Forecast], None] | None, device: torch.device
+    ) -> None:
+        self.started, self.jobs, self.tell, self.device = started, jobs, tell, device
         self.done: list[float] = []  # when each step was
         self.forecast: Forecast | None = None
 
     def tick(self, step: Step, size: tuple[int, int], tiles: int, together: int) -> None:
         """A step is done, of as many tiles as are restored together."""
+        if self.forecast:
+            return
+        if self.device.type == "cuda":  # where a step returns before it is done
+            torch.cuda.synchronize(self.device)
         self.done.append(time.perf_counter())
         if len(self.done) != min(step.steps, MEASURED_STEPS):
             return
@@ -471,6 +490,37 @@ class _Operators:
                 task, picture.size, mask=self.mask, kernel=self.kernel, operator_file=self.operator_file
             )
         return self.made[task], task
+
+
+# Where the notes on a picture go while it is being restored, and which were logged before.
+_notebook: ContextVar[tuple[list[str], set[str]] | None] = ContextVar("_notebook", default=None)
+
+
+@contextlib.contextmanager
+def _noting(notes: list[str], told: set[str]) -> Iterator[None]:
+    """Collect what the logger is warned of; what was told before is collected, but not logged again."""
+    token = _notebook.set((notes, told))
+    try:
+        yield
+    finally:
+        _notebook.reset(token)
+
+
+def _take_note(record: logging.LogRecord) -> bool:
+    """A filter, not a handler: a logger with no handler but this one would fall silent."""
+    notebook = _notebook.get()
+    if notebook is None or record.levelno < logging.WARNING:
+        return True
+    notes, told = notebook
+    text = record.getMessage()
+    if text not in notes:
+        notes.append(text)
+    new = text not in told
+    told.add(text)
+    return new
+
+
+logger.addFilter(_take_note)
 
 
 def warn_of_misfit(picture: Picture, problem: Problem) -> None:

@@ -140,14 +140,24 @@ def test_the_result_depends_on_seed_and_name_alone(
     assert np.abs(both - one).max() < 1e-3 < np.abs(one - other).max()
 
 
-def test_samples(restore: Callable[..., int], photo: Path, tmp_path: Path) -> None:
-    assert restore(photo, "-o", tmp_path / "out", "--task", "denoise", "--samples", 2) == 0
-    assert files_below(tmp_path / "out") == ["photo.png", "photo_1.png", "photo_2.png", "photo_std.npy"]
+def test_samples(
+    restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert restore(photo, "-o", tmp_path / "out", "--task", "denoise", "--samples", 2, "--json") == 0
+    names = ["photo.png", "photo_1.png", "photo_2.png", "photo_std.npy", "photo_std.png"]
+    assert files_below(tmp_path / "out") == names
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["files"] == [str(tmp_path / "out" / name) for name in names]
     mean, first, second = (
         Picture.read(tmp_path / "out" / f"photo{end}.png").tensor for end in ("", "_1", "_2")
     )
     assert (mean - (first + second) / 2).abs().max() < 2 / 255
-    assert np.load(tmp_path / "out" / "photo_std.npy").shape == (12, 18, 3)
+    std = np.load(tmp_path / "out" / "photo_std.npy")
+    assert std.shape == (12, 18, 3)
+    with PIL.Image.open(tmp_path / "out" / "photo_std.png") as shown:
+        assert shown.mode == "L"
+        white_at_a_tenth = (std.mean(2) / 0.1).clip(max=1)
+        assert np.abs(np.asarray(shown) / 255 - white_at_a_tenth).max() < 0.6 / 255
 
 
 def test_solver_options(
@@ -228,7 +238,31 @@ def test_large_pictures_are_cut_into_tiles(
     assert json.loads(capsys.readouterr().out)["evaluations"] > 60
 
 
-def test_the_time_of_a_large_picture_is_told_beforehand(
+def test_notes_are_logged_once_and_in_the_json_of_their_picture(
+    restore: Callable[..., int],
+    photo: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name, quality in (("fine", 95), ("rough", 20)):
+        PIL.Image.open(photo).save(photo.with_name(f"{name}.jpg"), quality=quality)
+    # the PNG fails as a JPEG, whereupon the others are taken one by one
+    assert restore(photo.parent, "-o", tmp_path / "out", "--task", "jpeg", "--batch", 3, "--json") == 1
+    lines = map(json.loads, capsys.readouterr().out.splitlines())
+    notes = {Path(line["input"]).name: line.get("notes") for line in lines}
+    assert notes == {"fine.jpg": caplog.messages, "rough.jpg": [], "photo.png": None}
+    assert len(caplog.messages) == 1 and "fine.jpg says quality 95" in caplog.messages[0]
+
+
+def test_the_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["restore", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "sr16" in text and "--mask FILE" in text and "(default: ddc)" in text
+    assert "None" not in text and "(default: )" not in text and "STR" not in text
+
+
+def test_a_long_time_is_told_beforehand(
     restore: Callable[..., int],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -238,7 +272,7 @@ def test_the_time_of_a_large_picture_is_told_beforehand(
     options = (tmp_path / "a.png", "--task", "denoise", "--tile", 64, "--json")
     assert restore(*options, "-o", tmp_path / "out") == 0
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("ddc.cli.restore.LARGE", 13_000)
+    monkeypatch.setattr("ddc.cli.restore.SLOW", 0)
     assert restore(*options, "-o", tmp_path / "again") == 0
     said = capsys.readouterr()
     facts = json.loads(said.out)

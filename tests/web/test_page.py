@@ -125,6 +125,16 @@ def test_upload_suggestion_restoration_download(page: Any) -> None:
     assert len(slider) == 2
 
 
+def test_notes_are_shown_beside_the_result(page: Any) -> None:
+    visitor = Visitor(page)
+    visitor.give("<b>cup.png", png(side=100))
+    summary = visitor.restore(Choices(kind="Blur", blur=4, steps=1))["output"]["data"][2]
+    first, note = summary.split("\n\n")
+    assert "100 × 100 pixels in" in first
+    assert note.startswith("⚠ ") and "cup.png is sharper or noisier than gauss4" in note
+    assert "<" not in note and "/" not in note and note.endswith("or a larger sigma.")
+
+
 def test_several_samples_show_a_map(page: Any) -> None:
     visitor = Visitor(page)
     visitor.give("photo.png", png())

@@ -221,6 +221,13 @@ def test_uncertainty_lies_where_the_holes_are(work: Service, photo: Upload) -> N
     assert "3 samples" in done.summary
 
 
+def test_notes_call_the_picture_as_the_visitor_does(work: Service, tmp_path: Path) -> None:
+    stored = saved(tmp_path / "stored.png", data.coffee()[150:250, 250:350])
+    notes = work.restore(Upload(stored.path, "cup.png"), Choices(kind="Blur", blur=3, steps=1)).notes
+    assert len(notes) == 1 and notes[0].startswith("cup.png is sharper or noisier than gauss3")
+    assert work.restore(stored, Choices(kind="Noise", steps=1)).notes == []
+
+
 def test_heat_map() -> None:
     std = torch.linspace(0, 0.2, 256).expand(3, 4, 256)
     heat = service.heat_map(std)
@@ -297,6 +304,14 @@ def test_compare_degrades_restores_and_measures(
         assert main([*command, "--model", str(tiny_model)]) == 0
         ours, theirs = Picture.read(file).tensor, Picture.read(file.name).tensor
         assert float((ours - theirs).abs().max()) < 0.01
+
+
+def test_compare_says_a_note_once(
+    work: Service, photo: Upload, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddc.pipeline.DEFAULT_MODEL", tiny_model)
+    (note,) = work.compare(photo, "colorize", 0.0, ("ddc", "ddc"), (1, 2)).notes
+    assert "not trained for colorize" in note
 
 
 def test_compare_refuses_what_cannot_work(work: Service, photo: Upload) -> None:

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from ddc.images import Picture
     from ddc.pipeline import Forecast, RestorationPipeline, RestorationResult
 
-LARGE = 2e6  # pixels of a result whose time is told beforehand
+SLOW = 30  # seconds from which on the time is told beforehand
+STD_OF_WHITE = 0.1  # the standard deviation that is white in the picture of it
+
+
+def _shown(metavar: str) -> Any:
+    """How --help shows an option whose text says what happens where it is left out."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,43 +31,49 @@ class Restore(FileOptions):
     """Restore pictures. For super-resolution IN is the small picture; for inpainting, its transparent pixels
     (or --mask) are the holes."""
 
-    task: str = "sr4"
-    """What happened to the pictures: sr2 … sr8, gauss, motion, blur, inpaint, jpeg (quality as the file says),
+    # with the text of FileOptions
+    inputs: Annotated[tuple[Path, ...], tyro.conf.Positional, _shown("IN…")]
+    suffix: Annotated[str, _shown("TEXT")] = ""
+    shard: Annotated[str | None, _shown("K/N")] = None
+
+    ext: Annotated[str | None, _shown("EXT")] = None
+    """Format of the results: png, jpg, webp, tiff, bmp, heic or npy. Left out, that of each picture."""
+    task: Annotated[str, tyro.conf.arg(metavar="TASK")] = "sr4"
+    """What happened to the pictures: sr2 … sr16, gauss, motion, blur, inpaint, jpeg (quality as the file says),
     jpeg10, denoise, colorize; `ddc info` lists all."""
-    solver: str = "ddc"
+    solver: Annotated[str, tyro.conf.arg(metavar="SOLVER")] = "ddc"
     """The algorithm; `ddc info` lists all."""
-    model: Path | None = None
+    model: Annotated[Path | None, _shown("FOLDER")] = None
     """The model folder; left out, the one that comes with the package."""
-    network: Path | None = None
+    network: Annotated[Path | None, _shown("FOLDER")] = None
     """A data-consistency network outside the model folder."""
-    sigma: float | Literal["auto"] | None = None
+    sigma: Annotated[float | Literal["auto"] | None, _shown("NUMBER|auto")] = None
     """The noise in the pictures, for pixels in [0, 1], as in 0.05; auto estimates it. Left out, it is auto for the
     task denoise and 0 for the others."""
-    mask: Path | None = None
+    mask: Annotated[Path | None, _shown("FILE")] = None
     """A mask for inpainting, as large as the picture: white is known, black is a hole."""
-    kernel: Path | None = None
+    kernel: Annotated[Path | None, _shown("FILE")] = None
     """The kernel of the task blur: a picture or a 2-D .npy array."""
-    operator: str | None = None
-    """Your own operator, FILE.py:CLASS."""
-    steps: int | None = None
+    operator: Annotated[str | None, _shown("FILE.py:CLASS")] = None
+    """Your own operator, a class in a Python file; it takes the place of --task."""
+    steps: Annotated[int | None, _shown("N")] = None
     """Length of the run; left out, the solver's own."""
-    solver_option: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KEY=VALUE")
-    ] = ()
-    """Another setting of the solver, KEY=VALUE; may be given several times."""
-    samples: int = 1
-    """Restorations of each picture; more than one also writes their mean and standard deviation (.npy)."""
-    seed: int = 0
+    solver_option: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], _shown("KEY=VALUE")] = ()
+    """Another setting of the solver; may be given several times."""
+    samples: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Restorations of each picture. From two on, the result is their mean, and beside it lie the samples (_1, _2, …)
+    and their standard deviation, in numbers (_std.npy) and to look at (_std.png, where white is 0.1 or more)."""
+    seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """Of all randomness; with a file's name it decides the result."""
-    tile: int | None = None
+    tile: Annotated[int | None, _shown("PIXELS")] = None
     """Side of the tiles that large pictures are cut into; left out, the model's own; 0 never cuts."""
-    batch: int | None = None
+    batch: Annotated[int | None, _shown("N")] = None
     """Pictures of one size that are restored together; left out, chosen for the device."""
-    device: str = "auto"
+    device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     fast: bool = True
     """The fast path: half precision and compiled code on CUDA, faster convolutions on the CPU."""
-    quality: int = 95
+    quality: Annotated[int, tyro.conf.arg(metavar="N")] = 95
     """Quality of JPEG and HEIC results."""
 
     def run(self) -> int:
@@ -84,7 +96,7 @@ class Restore(FileOptions):
                 results = self._results(pipe, group, options, report, partial(_show_from, show, begun))
                 for entries, result in results:
                     for index, (item, _) in enumerate(entries):
-                        facts = self._facts(result, index)
+                        facts = self._facts(item, result, index)
                         writing.append((item, facts, writer.submit(self._write, item, result, index)))
                 while len(writing) > batch:
                     _settle(writing.pop(0), report)
@@ -160,22 +172,33 @@ class Restore(FileOptions):
             return
         yield group, result
 
+    def _files(self, item: Item) -> list[Path]:
+        """What is written for a picture: the result, and with several samples each of them, _std.npy and _std.png."""
+        if self.samples == 1:
+            return [item.target]
+        stem, suffix = item.target.stem, item.target.suffix
+        numbered = [f"{stem}_{number}{suffix}" for number in range(1, self.samples + 1)]
+        beside = [*numbered, f"{stem}_std.npy", f"{stem}_std.png"]
+        return [item.target, *(item.target.with_name(name) for name in beside)]
+
     def _write(self, item: Item, result: "RestorationResult", index: int) -> None:
         if self.samples == 1:
             result.pictures[index].write(item.target, self.quality)
             return
         import numpy as np
 
-        from ddc.images import appearing
+        from ddc.images import Picture, appearing
 
-        name = item.target
-        for number, sample in enumerate(result.samples[index], 1):
-            sample.write(name.with_name(f"{name.stem}_{number}{name.suffix}"), self.quality)
-        with appearing(name.with_name(f"{name.stem}_std.npy")) as temporary, temporary.open("wb") as file:
-            np.save(file, result.std[index].permute(1, 2, 0).numpy())
-        result.mean[index].write(name, self.quality)
+        target, *numbered, std_numbers, std_picture = self._files(item)
+        for path, sample in zip(numbered, result.samples[index], strict=True):
+            sample.write(path, self.quality)
+        std = result.std[index]
+        with appearing(std_numbers) as temporary, temporary.open("wb") as file:
+            np.save(file, std.permute(1, 2, 0).numpy())
+        Picture.from_tensor(std.mean(0, keepdim=True) / STD_OF_WHITE, grey=True).write(std_picture)
+        result.mean[index].write(target, self.quality)
 
-    def _facts(self, result: "RestorationResult", index: int) -> dict[str, Any]:
+    def _facts(self, item: Item, result: "RestorationResult", index: int) -> dict[str, Any]:
         height, width = result.pictures[index].size
         expected = result.forecast
         told = {} if expected is None else {"tiles": expected.tiles, "forecast": round(expected.seconds, 3)}
@@ -190,6 +213,8 @@ class Restore(FileOptions):
             "evaluations": result.evaluations,
             "seconds": round(result.seconds, 3),
             **told,
+            "files": [str(path) for path in self._files(item)],
+            "notes": result.notes[index],
         }
 
 
@@ -229,8 +254,8 @@ def _show_from(show: Callable[[float], None], begun: int, part: float) -> None:
 
 
 def _tell(names: list[str], forecast: "Forecast") -> None:
-    """How long a large picture will take, in one line."""
-    if forecast.width * forecast.height < LARGE:
+    """How long it will take, in one line, where people would wonder."""
+    if forecast.seconds < SLOW:
         return
     from ddc.pipeline import duration
 

@@ -121,7 +121,7 @@ class Page:
         try:
             return self.work.forecast(upload, _as_choices(values))
         except UserError as error:
-            return f"⚠ {_sentence(error)}"
+            return f"⚠ {_sentence(str(error))}"
 
     def restore(
         self, visitor: str, progress: Any, upload: Upload | None, drawn: Any, *values: Any
@@ -141,7 +141,7 @@ class Page:
         return (
             (done.before, done.after),
             gr.update(value=done.uncertainty, visible=done.uncertainty is not None),
-            done.summary,
+            _with_notes(done.summary, done.notes),
             gr.update(value=[str(path) for path in done.files], visible=True),
             done.command,
             done.python,
@@ -204,7 +204,7 @@ class Page:
             done.measured,
             gr.update(value=done.results[0], label=first),
             gr.update(value=done.results[1], label=second),
-            done.table,
+            _with_notes(done.table, done.notes),
             gr.update(value=[str(path) for path in done.files], visible=True),
             done.command,
         )
@@ -521,8 +521,13 @@ def _painted(drawn: Mapping[str, Any] | None) -> Array | None:
     return np.max([layer[:, :, 3] for layer in layers], axis=0)
 
 
-def _sentence(error: UserError) -> str:
-    text = str(error).rstrip(".") + "."
+def _with_notes(text: str, notes: list[str]) -> str:
+    """What is said of a result, with a paragraph for each note."""
+    return "\n\n".join([text, *(f"⚠ {_sentence(note)}" for note in notes)])
+
+
+def _sentence(text: str) -> str:
+    text = text.rstrip(".") + "."
     first = text.split()[0]
     names_something = first in SOLVERS or not first.rstrip(",;:").isalpha()
     return html.escape(text if names_something else text[:1].upper() + text[1:], quote=False)
@@ -532,8 +537,8 @@ def _warn(error: UserError) -> str:
     """Show a warning, and return it for a place where it stays."""
     import gradio as gr
 
-    gr.Warning(_sentence(error), title="That did not work", duration=20)
-    return f"⚠ {_sentence(error)}"
+    gr.Warning(_sentence(str(error)), title="That did not work", duration=20)
+    return f"⚠ {_sentence(str(error))}"
 
 
 @contextlib.contextmanager
@@ -545,7 +550,7 @@ def _told_to_visitor() -> Iterator[None]:
         yield
     except UserError as error:
         raise gr.Error(
-            _sentence(error), title="That did not work", duration=20, print_exception=False
+            _sentence(str(error)), title="That did not work", duration=20, print_exception=False
         ) from None
 
 

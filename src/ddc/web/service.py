@@ -127,6 +127,7 @@ class Restored:
     uncertainty: Array | None
     files: list[Path]
     summary: str
+    notes: list[str]  # what the visitor should know about the result
     command: str
     python: str
 
@@ -139,6 +140,7 @@ class Compared:
     measured: Array
     results: tuple[Array, Array]
     table: str
+    notes: list[str]
     files: list[Path]
     command: str
 
@@ -324,6 +326,7 @@ class Service:
             uncertainty=None if std is None else _resized(heat_map(std), (after.shape[1], after.shape[0])),
             files=self._write(upload, result, mask),
             summary=_summary(result, choices, std),
+            notes=[_as_given(note, upload) for note in result.notes[0]],
             command=command_line(upload.name, choices, mask is not None),
             python=python_code(upload.name, choices, mask is not None),
         )
@@ -395,7 +398,7 @@ class Service:
         files = [folder / "clean.png", folder / "measured.npy"]
         clean.write(files[0])
         measured.write(files[1])
-        rows, pictures = [], []
+        rows, pictures, notes = [], [], []
         truth = clean.tensor[None]
         for index, method in enumerate(methods):
             text = f"Solver {index + 1} of 2: {method.name}"
@@ -418,6 +421,7 @@ class Service:
             files.append(folder / f"restored_{index + 1}_{method.name}.png")
             result.picture.write(files[-1])
             pictures.append(view(result.picture, VIEW)[: clean.size[0], : clean.size[1]])
+            notes += [note for note in result.notes[0] if note not in notes]
             rows.append(
                 f"| {method.name} | {method.steps} | {result.evaluations} | "
                 f"{float(psnr(restored, truth)):.2f} dB | {self._distance(restored, truth):.3f} | "
@@ -435,6 +439,7 @@ class Service:
                     *rows,
                 ]
             ),
+            notes=notes,
             files=files,
             command=_compare_commands(task, sigma, methods, seed),
         )
@@ -453,7 +458,11 @@ class Service:
 
 def _named_as_given(error: UserError, upload: Upload) -> UserError:
     """The same error with the visitor's name of the file, and without the formats of programs."""
-    return UserError(str(error).replace(str(upload.path), upload.name).replace(READABLE, SHOWABLE))
+    return UserError(_as_given(str(error), upload).replace(READABLE, SHOWABLE))
+
+
+def _as_given(text: str, upload: Upload) -> str:
+    return text.replace(str(upload.path), upload.name)
 
 
 def _size_in_file(path: Path) -> tuple[int, int]:
