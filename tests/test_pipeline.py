@@ -113,7 +113,7 @@ def test_callback_and_progress(pipe: RestorationPipeline) -> None:
     steps: list[Step] = []
     shares: list[float] = []
     pipe(crops(2, 16), "denoise", steps=3, callback=steps.append, progress=shares.append)
-    assert [step.t for step in steps] == [666, 333, 0] * 2
+    assert [step.t for step in steps] == [999, 500, 0] * 2
     assert shares == sorted(shares) and shares[0] == pytest.approx(1 / 6) and shares[-1] == pytest.approx(1)
 
 

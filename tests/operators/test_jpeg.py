@@ -89,3 +89,27 @@ def test_bad_qualities_are_refused(quality: int) -> None:
 def test_channels_are_checked() -> None:
     with pytest.raises(UserError, match="3 channels"):
         JPEG(10)(torch.zeros(1, 1, 8, 8))
+
+
+def test_pictures_without_a_whole_block_are_left_alone() -> None:
+    x = torch.rand(1, 3, 7, 20, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    assert torch.equal(JPEG(20).keep_known(x, JPEG(20)(x), 0.0), x)
+
+
+@pytest.mark.parametrize("quality", [10, 50, 90, 97])
+@pytest.mark.parametrize("size", [(64, 64), (37, 51)])
+def test_what_compression_tells_exactly_is_kept(quality: int, size: tuple[int, int]) -> None:
+    picture = torch.from_numpy(data.astronaut()[100 : 100 + size[0], 150 : 150 + size[1]].copy())
+    truth = (picture.permute(2, 0, 1)[None].float() / 127.5 - 1).repeat(2, 1, 1, 1)
+    operator = JPEG(torch.tensor([quality, quality]))
+    y = operator(truth)
+    assert (
+        operator.keep_known(truth, y, 0.0) - truth
+    ).abs().max() < 0.02  # the truth is hardly ever ruled out
+    guess = truth + 0.1 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(0))
+    kept = operator.keep_known(guess, y, 0.0)
+    share = float((kept - truth).square().mean() / (guess - truth).square().mean())
+    assert share < (0.85 if quality >= 90 else 1.0)  # wide cells rule little out
+    assert (operator.keep_known(kept, y, 0.0) - kept).abs().max() < 1e-4
+    noisy = operator.keep_known(guess, y, torch.tensor([0.0, 0.1]).view(-1, 1, 1, 1))
+    assert torch.equal(noisy[1], guess[1]) and torch.allclose(noisy[0], kept[0])

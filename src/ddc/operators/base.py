@@ -55,7 +55,7 @@ class Operator(ABC):
         return x + self.to_image(y, size) - self.to_image(self(x), size)
 
     def keep_known(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
-        """x, with the pixels that y tells exactly put back."""
+        """x, with what y tells exactly put back: pixels, or the interval that a coefficient was rounded in."""
         return x
 
     def add_noise(self, y: Tensor, z: Tensor, sigma: Sigma) -> Tensor:

@@ -8,11 +8,14 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import avg_pool2d, pad
 
 from ddc.errors import UserError
 from ddc.images import to_internal, to_unit
-from ddc.operators.base import Operator
+from ddc.operators.base import ROUNDING, Operator, Sigma, Size
+
+ROUNDING_ERROR = 1.0  # of a coefficient: an encoder rounds luma and chroma to whole levels first
+DEBLURRINGS = 8  # passes that find the chroma before it was enlarged
 
 # ITU-T T.81, Annex K, tables K.1 and K.2
 LUMA = """
@@ -64,6 +67,79 @@ class JPEG(Operator):
             chroma = upsample(chroma)[..., :height, :width]
             return to_internal(ycc_to_rgb(luma, chroma) / 255).to(x.dtype)
 
+    def keep_known(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
+        """x with every DCT coefficient inside the cell that y's was rounded in, where y has no noise; and nearer
+        to its centre, where x is too far off for its place in the cell to mean anything.
+        """
+        height, width = x.shape[-2:]
+        work = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            (luma, chroma), (luma_y, chroma_y) = (_split(image.to(work)) for image in (x, y))
+            exact = sigma <= ROUNDING
+            luma_change = _into_cells(luma, luma_y, LUMA, self.quality, exact, (height, width))
+            small, small_y = _mean(chroma), _mean(chroma_y)
+            for _ in range(DEBLURRINGS):  # y's chroma was made smooth on the way up
+                small_y = small_y + _mean(chroma_y) - _mean(upsample(small_y)[..., :height, :width])
+            whole = (height // 2, width // 2)
+            chroma_change = _into_cells(small, small_y, CHROMA, self.quality, exact, whole)
+            chroma_change = chroma_change.repeat_interleave(2, -2).repeat_interleave(2, -1)
+            cb, cr = pad(chroma_change, (0, width % 2, 0, height % 2)).unbind(1)
+            rgb = [
+                luma_change[:, 0] + part for part in (1.402 * cr, -0.34414 * cb - 0.71414 * cr, 1.772 * cb)
+            ]
+            return x + (torch.stack(rgb, dim=1) / 127.5).to(x.dtype)
+
+
+def _split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Luma and chroma of a picture in [-1, 1], in levels around 0, not rounded."""
+    r, g, b = (127.5 * x - 0.5).unbind(1)  # level − 128
+    luma = 0.299 * r + 0.587 * g + 0.114 * b
+    return luma.unsqueeze(1), torch.stack([(b - luma) / 1.772, (r - luma) / 1.402], dim=1)
+
+
+def _mean(chroma: Tensor) -> Tensor:
+    """`halve`, not rounded."""
+    height, width = chroma.shape[-2:]
+    return avg_pool2d(pad(chroma, (0, -width % 16, 0, height % 2), mode="replicate"), 2)
+
+
+def _into_cells(
+    plane: Tensor, measured: Tensor, table: str, quality: int | Tensor, exact: bool | Tensor, size: Size
+) -> Tensor:
+    """What to add to the first `size` of `plane`, so that its coefficients fall where those of `measured` were
+    rounded. Blocks that reach beyond the picture are left: what an encoder had there is not known."""
+    height, width = size
+    bottom, right = height - height % 8, width - width % 8
+    if not bottom * right:
+        return plane.new_zeros(*plane.shape[:2], height, width)
+    plane, measured = plane[..., :bottom, :right], measured[..., :bottom, :right]
+    dct, tables = _constants(table, plane.dtype, plane.device)
+    steps = tables[quality].view(-1, 1, 1, 1, 8, 8)
+    ours, theirs = (dct @ _blocks(image) @ dct.mT / 8 for image in (plane, measured))
+    centre = torch.round(theirs / steps) * steps
+    away = ours - centre
+    # a coefficient spreads by steps²/12 in its cell; a guess that lies wider knows less than the cell's centre
+    spread = away.square().mean(dim=(2, 3), keepdim=True)
+    away = away * (steps.square() / 12 / spread.clamp(min=1e-6)).clamp(max=1)
+    half = steps / 2 + ROUNDING_ERROR
+    change = centre + torch.minimum(torch.maximum(away, -half), half) - ours
+    if isinstance(exact, Tensor):
+        exact = exact.view(-1, 1, 1, 1, 1, 1)
+    return pad(_plane(dct.mT @ (change * exact) @ dct / 8), (0, width - right, 0, height - bottom))
+
+
+def _blocks(plane: Tensor) -> Tensor:
+    """(B, C, h, w, 8, 8), the picture's border repeated to whole blocks."""
+    height, width = plane.shape[-2:]
+    plane = pad(plane, (0, -width % 8, 0, -height % 8), mode="replicate")
+    batch, channels, rows, columns = plane.shape
+    return plane.reshape(batch, channels, rows // 8, 8, columns // 8, 8).transpose(3, 4)
+
+
+def _plane(blocks: Tensor) -> Tensor:
+    batch, channels, rows, columns = blocks.shape[:4]
+    return blocks.transpose(3, 4).reshape(batch, channels, 8 * rows, 8 * columns)
+
 
 def rgb_to_ycc(rgb: Tensor) -> tuple[Tensor, Tensor]:
     """JFIF's full-range YCbCr in 8-bit levels: (B, 1, H, W) and (B, 2, H, W)."""
@@ -98,22 +174,20 @@ def halve(chroma: Tensor) -> Tensor:
 def compress(plane: Tensor, table: str, quality: int | Tensor) -> Tensor:
     """8×8 DCT, quantisation and back, for any size of plane: what a decoder sees, in 8-bit levels."""
     height, width = plane.shape[-2:]
-    plane = pad(plane, (0, -width % 8, 0, -height % 8), mode="replicate")
-    batch, channels, rows, columns = plane.shape
     # double, where there is one: whole numbers stay whole, whatever a GPU does to products of floats
     work = plane.dtype if plane.device.type == "mps" else torch.float64
     dct, tables = _constants(table, work, plane.device)
     steps = tables[quality]
     if isinstance(quality, Tensor):
         steps = steps.view(-1, 1, 1, 1, 8, 8)
-    blocks = plane.reshape(batch, channels, rows // 8, 8, columns // 8, 8).transpose(3, 4).to(work) - 128
+    blocks = _blocks(plane).to(work) - 128
     # libjpeg's integer DCT: quarters between its two passes, and eighths of a coefficient at the end
     eighths = _round(dct @ (_round(4 * (blocks @ dct.mT)) / 4))
     size = torch.floor((eighths.detach().abs() + 4 * steps) / (8 * steps))  # halves away from zero
     levels = torch.sign(eighths.detach()) * size * steps
     coefficients = eighths / 8 + (levels - eighths / 8).detach()
     blocks = _round((_round(4 * (dct.mT @ coefficients)) / 4) @ dct / 8 + 128).clamp(0, 255)
-    return blocks.to(plane.dtype).transpose(3, 4).reshape(plane.shape)[..., :height, :width]
+    return _plane(blocks.to(plane.dtype))[..., :height, :width]
 
 
 def upsample(chroma: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from ddc.noise import Noise
 from ddc.operators.base import Operator
 from ddc.priors import Denoiser
 from ddc.problems import Problem
-from ddc.schedule import Spacing
+from ddc.schedule import Schedule, Spacing
 from ddc.solvers.base import Callback, Solver, Step, image_shape
 
 
@@ -28,8 +28,8 @@ class DDC(Solver):
 
     steps: int = 5
     """Sampling steps."""
-    spacing: Spacing = "leading"
-    """Timesteps of the short run: leading (800, 600, …, 0) or even (999, 749, …, 0)."""
+    spacing: Spacing | None = None
+    """Timesteps: leading (800, 600, …, 0) or even (999, 749, …, 0); left out, leading from four steps on."""
 
     @torch.no_grad()
     def solve(
@@ -43,7 +43,7 @@ class DDC(Solver):
     ) -> Tensor:
         network: DataConsistency = parts["network"]
         schedule = prior.schedule
-        pairs = schedule.pairs(self.steps, self.spacing)
+        pairs = self.pairs(schedule)
         shape = image_shape(y, problem)
 
         x = noise.normal(shape)  # x_T ~ N(0, I)
@@ -56,6 +56,10 @@ class DDC(Solver):
             if callback:
                 callback(Step(i, len(pairs), t, x0, prediction.noise))
         return x
+
+    def pairs(self, schedule: Schedule) -> list[tuple[int, int]]:
+        """(t, s) of each step. Few leading steps would take the pure noise at the start for less than it is."""
+        return schedule.pairs(self.steps, self.spacing or ("leading" if self.steps > 3 else "even"))
 
     def evaluations(self) -> int:
         return 2 * self.steps

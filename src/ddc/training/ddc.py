@@ -21,6 +21,7 @@ from ddc.errors import UserError
 from ddc.networks import network_config, read_config
 from ddc.noise import Noise, derive_seed, on_device
 from ddc.operators.inpaint import Inpaint
+from ddc.operators.jpeg import JPEG
 from ddc.perceptual import LPIPS
 from ddc.priors import Prior, schedule_from_config
 from ddc.problems import Problem, measure_named
@@ -63,7 +64,7 @@ class DDCObjective(Objective):
     def __post_init__(self) -> None:
         self.module = self.network.unet
         self.schedule = self.prior.schedule
-        self._pairs = [self.schedule.pairs(steps) for steps in self.trajectory_steps]
+        self._pairs = [DDC(steps).pairs(self.schedule) for steps in self.trajectory_steps]
         # The pictures that come next do not depend on the network: a thread makes them during the backward pass.
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="refill")
         self._next: tuple[list[int], Future[Slots]] | None = None  # their numbers, and the pictures
@@ -205,7 +206,7 @@ class DDCObjective(Objective):
                 slots.known[:, start:stop] = _operate(slots, groups, x0, "project")
 
     def _keep_known(self, slots: Slots, groups: Groups, x0_y: Tensor) -> Tensor:
-        if not any(isinstance(group.problem.operator, Inpaint) for group in groups.groups):
+        if not any(isinstance(group.problem.operator, Inpaint | JPEG) for group in groups.groups):
             return x0_y
         return _operate(slots, groups, x0_y, "keep_known")
 
