@@ -596,7 +596,8 @@ def make_solver(
 
 def _parsed(solver: str, name: str, value: Any, hint: Any) -> Any:
     """A setting's value, from its text where it is one, checked against the type of the field."""
-    choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+    literals = [kind for kind in (hint, *typing.get_args(hint)) if typing.get_origin(kind) is Literal]
+    choices = [choice for literal in literals for choice in typing.get_args(literal)]
     if not choices and isinstance(value, str):
         with contextlib.suppress(ValueError):  # what is no number stays a text
             value = json.loads(value.lower().replace("none", "null"))

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ddc.cli.files import FileOptions, Report, progress_bar
+from ddc.cli.files import FileOptions, Report, progress_bar, shown
 from ddc.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ class Degrade(FileOptions):
     """What to do to the pictures: sr4, gauss, motion, blur, inpaint92, box, strokes, jpeg10, denoise, colorize."""
     sigma: float = 0.0
     """Noise to add, for pixels in [0, 1], as in 0.05."""
-    mask: Path | None = None
+    mask: Annotated[Path | None, shown("FILE")] = None
     """A mask for inpainting, as large as the picture: white is kept, black becomes a hole."""
-    kernel: Path | None = None
+    kernel: Annotated[Path | None, shown("FILE")] = None
     """The kernel of the task blur: a picture or a 2-D .npy array."""
-    operator: str | None = None
-    """Your own operator, FILE.py:CLASS."""
+    operator: Annotated[str | None, shown("FILE.py:CLASS")] = None
+    """Your own operator, a class in a Python file; it takes the place of --task."""
     seed: int = 0
     """Of noise and masks; with a file's name it decides both."""
 

@@ -31,6 +31,11 @@ OTHER_FORMATS = {
 }
 
 
+def shown(metavar: str) -> Any:
+    """How --help shows an option whose text says what happens where it is left out."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
 @dataclass(frozen=True)
 class Item:
     """One picture to do: where it is, and where its result goes."""
@@ -43,17 +48,18 @@ class Item:
 class FileOptions:
     """The files of a command."""
 
-    inputs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IN…")]
+    inputs: Annotated[tuple[Path, ...], tyro.conf.Positional, shown("IN…")]
     """Pictures, and folders of pictures (searched through; their tree is kept)."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="OUT")]
     """A folder, or the name of the result where IN is one picture."""
-    ext: str | None = None
-    """Format of the results: png, jpg, webp, tiff, bmp, heic or npy."""
-    suffix: str = ""
+    ext: Annotated[str | None, shown("EXT")] = None
+    """Format of the results: png, jpg, webp, tiff, bmp, heic or npy. Left out, restore keeps that of each picture
+    and degrade writes png."""
+    suffix: Annotated[str, shown("TEXT")] = ""
     """Added to the names of the results: --suffix _restored makes a_restored.png."""
     skip_existing: bool = False
     """Leave out pictures whose result is already there, to go on with a run that was stopped."""
-    shard: Annotated[str | None, tyro.conf.arg(metavar="K/N")] = None
+    shard: Annotated[str | None, shown("K/N")] = None
     """Do the K-th of N equal parts of the list, as in 3/16."""
     json: bool = False
     """Print one JSON object a line for each picture instead of its name."""

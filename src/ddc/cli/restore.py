@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from ddc.cli.files import FileOptions, Item, Report, progress_bar
+from ddc.cli.files import FileOptions, Item, Report, progress_bar, shown
 from ddc.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,53 +21,41 @@ SLOW = 30  # seconds from which on the time is told beforehand
 STD_OF_WHITE = 0.1  # the standard deviation that is white in the picture of it
 
 
-def _shown(metavar: str) -> Any:
-    """How --help shows an option whose text says what happens where it is left out."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Restore(FileOptions):
     """Restore pictures. For super-resolution IN is the small picture; for inpainting, its transparent pixels
     (or --mask) are the holes."""
 
-    # with the text of FileOptions
-    inputs: Annotated[tuple[Path, ...], tyro.conf.Positional, _shown("IN…")]
-    suffix: Annotated[str, _shown("TEXT")] = ""
-    shard: Annotated[str | None, _shown("K/N")] = None
-
-    ext: Annotated[str | None, _shown("EXT")] = None
-    """Format of the results: png, jpg, webp, tiff, bmp, heic or npy. Left out, that of each picture."""
     task: Annotated[str, tyro.conf.arg(metavar="TASK")] = "sr4"
     """What happened to the pictures: sr2 … sr16, gauss, motion, blur, inpaint, jpeg (quality as the file says),
     jpeg10, denoise, colorize; `ddc info` lists all."""
     solver: Annotated[str, tyro.conf.arg(metavar="SOLVER")] = "ddc"
     """The algorithm; `ddc info` lists all."""
-    model: Annotated[Path | None, _shown("FOLDER")] = None
+    model: Annotated[Path | None, shown("FOLDER")] = None
     """The model folder; left out, the one that comes with the package."""
-    network: Annotated[Path | None, _shown("FOLDER")] = None
+    network: Annotated[Path | None, shown("FOLDER")] = None
     """A data-consistency network outside the model folder."""
-    sigma: Annotated[float | Literal["auto"] | None, _shown("NUMBER|auto")] = None
+    sigma: Annotated[float | Literal["auto"] | None, shown("NUMBER|auto")] = None
     """The noise in the pictures, for pixels in [0, 1], as in 0.05; auto estimates it. Left out, it is auto for the
     task denoise and 0 for the others."""
-    mask: Annotated[Path | None, _shown("FILE")] = None
+    mask: Annotated[Path | None, shown("FILE")] = None
     """A mask for inpainting, as large as the picture: white is known, black is a hole."""
-    kernel: Annotated[Path | None, _shown("FILE")] = None
+    kernel: Annotated[Path | None, shown("FILE")] = None
     """The kernel of the task blur: a picture or a 2-D .npy array."""
-    operator: Annotated[str | None, _shown("FILE.py:CLASS")] = None
+    operator: Annotated[str | None, shown("FILE.py:CLASS")] = None
     """Your own operator, a class in a Python file; it takes the place of --task."""
-    steps: Annotated[int | None, _shown("N")] = None
+    steps: Annotated[int | None, shown("N")] = None
     """Length of the run; left out, the solver's own."""
-    solver_option: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], _shown("KEY=VALUE")] = ()
+    solver_option: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], shown("KEY=VALUE")] = ()
     """Another setting of the solver; may be given several times."""
     samples: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Restorations of each picture. From two on, the result is their mean, and beside it lie the samples (_1, _2, …)
     and their standard deviation, in numbers (_std.npy) and to look at (_std.png, where white is 0.1 or more)."""
     seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """Of all randomness; with a file's name it decides the result."""
-    tile: Annotated[int | None, _shown("PIXELS")] = None
+    tile: Annotated[int | None, shown("PIXELS")] = None
     """Side of the tiles that large pictures are cut into; left out, the model's own; 0 never cuts."""
-    batch: Annotated[int | None, _shown("N")] = None
+    batch: Annotated[int | None, shown("N")] = None
     """Pictures of one size that are restored together; left out, chosen for the device."""
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
