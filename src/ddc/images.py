@@ -97,6 +97,15 @@ class Picture:
     path: Path | None = None
 
     @property
+    def in_8_bits(self) -> bool:
+        """Whether the pixels are whole levels of 8 bits, also where they came as floating-point numbers."""
+        if self.pixels.dtype != np.float32:
+            return bool(self.pixels.dtype == np.uint8)
+        top, left = (max(0, (length - 256) // 2) for length in self.size)  # its middle will tell
+        levels = self.pixels[top : top + 256, left : left + 256] * 255
+        return bool((np.abs(levels - np.rint(levels)) < 1e-3).all())
+
+    @property
     def size(self) -> tuple[int, int]:
         """Height and width."""
         return self.pixels.shape[0], self.pixels.shape[1]

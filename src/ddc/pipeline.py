@@ -352,7 +352,7 @@ class _Run:
         sigma_y = float(job.problem.sigma_y)
         if job.picture.grey and "network" in self.solver.needs:
             sigma_y *= 3**0.5
-        rounded = job.picture.pixels.dtype == np.uint8 and isinstance(job.problem.operator, LinearOperator)
+        rounded = isinstance(job.problem.operator, LinearOperator) and job.picture.in_8_bits
         return max(sigma_y, ROUNDING_8_BIT) if rounded and "network" in self.solver.needs else sigma_y
 
     def solve(self, jobs: Sequence[_Job], progress: Callable[[float], None] | None) -> Tensor:
