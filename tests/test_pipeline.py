@@ -179,7 +179,7 @@ def test_a_network_is_told_of_rounding_to_8_bits(wiener_pipe: RestorationPipelin
     told, as_floats, untold = (wiener_pipe(y, "gauss", names=["a"]) for y in (rounded, floats, exact))
     again = wiener_pipe(exact, "gauss", sigma=ROUNDING_8_BIT, names=["a"])
     assert torch.equal(told.picture.tensor, as_floats.picture.tensor)
-    assert (told.picture.tensor - again.picture.tensor).abs().max() < 0.01
+    assert (told.picture.tensor - again.picture.tensor).abs().max() < 0.02
     assert (told.picture.tensor - untold.picture.tensor).abs().max() > 0.05
     assert told.sigma == untold.sigma == [0.0]  # what was asked for
 

@@ -1,0 +1,44 @@
+"""The model that ships does what it is for, on pictures as people have them."""
+
+import numpy as np
+import pytest
+import torch
+from skimage import data
+
+from ddc.images import Picture, to_internal, to_unit
+from ddc.pipeline import RestorationPipeline
+from ddc.problems import measure_named
+
+
+@pytest.fixture(scope="module")
+def pipe() -> RestorationPipeline:
+    return RestorationPipeline.from_pretrained().to("cpu")
+
+
+@pytest.mark.parametrize(
+    ("task", "sigma", "gain"),
+    [
+        ("sr4", 0.0, 0.0),
+        ("sr4", 0.05, 1.0),
+        ("gauss", 0.0, 3.0),
+        ("gauss", 0.05, 2.0),
+        ("inpaint50", 0.0, 1.0),
+        ("jpeg10", 0.0, 0.8),
+        ("denoise", 0.1, 8.0),
+    ],
+)
+def test_eight_bit_measurements_are_restored(
+    pipe: RestorationPipeline, task: str, sigma: float, gain: float
+) -> None:
+    truth = torch.from_numpy(data.coffee()[100:228, 200:328].copy()).permute(2, 0, 1)[None].float() / 255
+    problem, y = measure_named(task, sigma, to_internal(truth), ["coffee"])
+    pixels = np.rint(to_unit(y)[0].permute(1, 2, 0).numpy() * 255).astype(np.uint8)
+    mask = {"mask": problem.operator.observed(y)} if task.startswith("inpaint") else {}
+    restored = pipe(Picture(pixels), "inpaint" if mask else task, sigma=sigma, **mask).picture.tensor
+    size = (truth.shape[-2], truth.shape[-1])
+    first = to_unit(problem.operator.estimate(y, 0.0, size) if task != "gauss" else y)[0]
+
+    def psnr(x: torch.Tensor) -> float:
+        return float(-10 * (x - truth[0]).square().mean().log10())
+
+    assert psnr(restored) > psnr(first) + gain
