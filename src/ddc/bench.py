@@ -28,7 +28,7 @@ from ddc.images import Picture
 from ddc.networks import build_network, network_config, run_unet, unet_size_multiple, write_out_norms
 from ddc.noise import Noise
 from ddc.perceptual import LPIPS
-from ddc.pipeline import RestorationPipeline, is_out_of_memory, pick_device
+from ddc.pipeline import CPU_TILE, RestorationPipeline, is_out_of_memory, pick_device
 from ddc.presets import NETWORKS, PRIORS
 from ddc.priors import Prior, schedule_from_config, scheduler_config
 from ddc.problems import Problem, task_operator
@@ -400,7 +400,8 @@ class Bench:
 
     def growth(self, fast: FastModels, what: str, values: tuple[int, ...]) -> Iterator[dict[str, Any]]:
         """Time and memory of the whole pipeline over larger pictures (by tiles), or over more of them."""
-        pipe = RestorationPipeline(fast.prior, fast.network, self.folder, tile=self.settings.size)
+        tile = CPU_TILE if self.device.type == "cpu" else self.settings.size
+        pipe = RestorationPipeline(fast.prior, fast.network, self.folder, tile=tile)
         pipe.device, pipe.batch = self.device, fast.batch
         side = self.settings.size
         per_pixel = 0.0
