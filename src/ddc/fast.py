@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ddc.consistency import CHANNELS, DataConsistency
 from ddc.errors import UserError
 from ddc.images import to_unit
-from ddc.networks import GroupNorm, ResidualBlock, run_unet, unet_size_multiple
+from ddc.networks import ResidualBlock, run_unet, unet_size_multiple, write_out_norms
 from ddc.noise import Noise
 from ddc.priors import Prior
 from ddc.winograd import WinogradConv2d
@@ -116,18 +116,6 @@ def _channels_last(module: nn.Module) -> nn.Module:
     return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def _written_out(module: nn.Module) -> nn.Module:
-    """The module with normalisations that stay channels last when they are compiled."""
-    for name, child in module.named_children():
-        if type(child) is nn.GroupNorm:
-            norm = GroupNorm(child.num_groups, child.num_channels, child.eps)
-            norm.weight, norm.bias = child.weight, child.bias
-            setattr(module, name, norm)
-        else:
-            _written_out(child)
-    return module
-
-
 def _replaced(module: nn.Module) -> nn.Module:
     """The module with everything in it that has a faster twin replaced by that."""
     if WinogradConv2d.takes(module):
@@ -175,7 +163,7 @@ class CudaUNet(nn.Module):
         self.sizes: tuple[int, ...] = ()
         self.autotune = False
         module = copy.deepcopy(unet).to(device=device, dtype=dtype).eval().requires_grad_(False)
-        self.module = _channels_last(_written_out(module))
+        self.module = _channels_last(write_out_norms(module))
         self._compiled: dict[int, Callable[[Tensor, Tensor], Tensor]] = {}
 
     def forward(self, x: Tensor, times: Tensor) -> Tensor:

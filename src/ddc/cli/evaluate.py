@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+
+from ddc.cli.measuring import MeasuringOptions
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(MeasuringOptions):
     """Measure solvers on pictures: rows for each image, and a report with tables, plots and pictures.
 
     What is measured already in the --out folder is not measured again. Several devices: accelerate launch.
@@ -26,77 +27,30 @@ class Evaluate:
     """Noise of the measurements in [0, 1] units, separated by commas: 0,0.05."""
     steps: str = ""
     """Sampling steps, separated by commas; empty takes each solver's own."""
-    limit: int | None = None
-    """Measure this many pictures, evenly spread over all."""
-    slow_limit: int | None = None
-    """Measure solvers of more than 200 network evaluations on this many pictures only."""
-    max_nfe: int | None = None
-    """Shorten every solver to at most this many network evaluations."""
-    batch_size: int = 1
-    """Pictures restored at once."""
     size: int = 256
     """Height and width of the centre that is measured."""
     samples: int = 1
     """Restorations of each measurement, for the spread between them."""
-    seed: int = 0
-    """Decides masks, measurement noise and sampling noise, together with each image's name."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Arithmetic of the networks."""
-    keep: int = 4
-    """Pictures of each method that the report may show, beside the worst ones."""
-    compile: bool = False
-    """Compile the networks for the batch size (CUDA): minutes at the start, then faster."""
-    minutes: float | None = None
-    """Start no batch that would end later than this; 0 measures nothing. The same command goes on later."""
-    report: bool = True
-    """Write the report. Without it the measuring computer needs neither matplotlib nor jinja2: copy the --out
-    folder and run the same command elsewhere."""
-    vgg16: Path | None = None
-    """VGG16's weights for LPIPS-VGG16 and FD-VGG16, vgg16.safetensors; none takes them from the cache, or
-    downloads them."""
-    fid_inception: Path | None = None
-    """The standard Inception weights, pt_inception-2015-12-05-6726825d.pth; FID is measured where they are."""
 
     def run(self) -> int:
         import os
-        import time
 
-        deadline = None if self.minutes is None else time.monotonic() + 60 * self.minutes
+        options = self.options(self.out, self.samples)
         from ddc.evaluation.benchmark import (
             Models,
-            Options,
             evaluate,
             load_images,
             make_cases,
             recorded_models,
             slow_note,
         )
-        from ddc.evaluation.inception import find_inception
-        from ddc.evaluation.report import Page, check_packages, write_report
+        from ddc.evaluation.report import Page, write_report
 
-        if self.report:
-            check_packages()
-        use_vgg16(self.vgg16)
         models = Models(parse_models(self.model), recorded=recorded_models(self.out))
         sigmas = [number(text, "sigma") for text in split(self.sigma)]
         steps = [int(number(text, "steps")) for text in split(self.steps)]
         cases = make_cases(models, split(self.task), sigmas, split(self.solver), steps, self.max_nfe)
         images = load_images(self.images, self.size, self.limit)
-        options = Options(
-            self.out,
-            self.batch_size,
-            self.seed,
-            self.device,
-            self.precision,
-            self.samples,
-            keep=self.keep,
-            inception=find_inception(self.fid_inception),
-            slow_limit=self.slow_limit,
-            deadline=deadline,
-            compile=self.compile,
-        )
         protocol = {"images": self.images.name, "count": len(images), "max_nfe": self.max_nfe}
         outcome = evaluate(cases, images, models, options, protocol)
         if int(os.environ.get("RANK", 0)):
@@ -110,19 +64,6 @@ class Evaluate:
         else:
             print(f"{outcome.rows} rows are in {self.out}")
         return 0
-
-
-def use_vgg16(path: Path | None) -> None:
-    """Have LPIPS read VGG16 from a file."""
-    import os
-
-    from ddc.errors import UserError
-    from ddc.perceptual import VGG_VARIABLE
-
-    if path is not None:
-        if not path.is_file():
-            raise UserError(f"{path} is not a file; expected VGG16's weights, vgg16.safetensors (--vgg16)")
-        os.environ[VGG_VARIABLE] = str(path)
 
 
 def split(text: str) -> list[str]:
