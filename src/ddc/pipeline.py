@@ -344,16 +344,19 @@ class _Run:
             self.pipe.tile = min(self.pipe.tile, self.tile)
             logger.warning("out of memory: going on with tiles of %d pixels", self.tile)
 
-    def noise_level(self, job: _Job) -> float:
-        """σ_y. Rounding to 8 bits counts for a network, which would take the pixels for exact otherwise.
+    def noise_level(self, job: _Job, cut: bool) -> float:
+        """σ_y. Rounding to 8 bits counts for a network, which would take the pixels for exact otherwise; and as
+        much for the tiles of a blurred picture, whose borders were blurred with what lies beyond them.
 
         The noise of a grey picture is the same in all channels, where networks expect to average three.
         """
-        sigma_y = float(job.problem.sigma_y)
-        if job.picture.grey and "network" in self.solver.needs:
+        sigma_y, operator = float(job.problem.sigma_y), job.problem.operator
+        if "network" not in self.solver.needs or not isinstance(operator, LinearOperator):
+            return sigma_y
+        if job.picture.grey:
             sigma_y *= 3**0.5
-        rounded = isinstance(job.problem.operator, LinearOperator) and job.picture.in_8_bits
-        return max(sigma_y, ROUNDING_8_BIT) if rounded and "network" in self.solver.needs else sigma_y
+        inexact = job.picture.in_8_bits or (cut and isinstance(operator, (GaussianBlur, KernelBlur)))
+        return max(sigma_y, ROUNDING_8_BIT) if inexact else sigma_y
 
     def solve(self, jobs: Sequence[_Job], progress: Callable[[float], None] | None) -> Tensor:
         """(B, 3, H, W) in [0, 1], on the CPU."""
@@ -368,7 +371,7 @@ class _Run:
             nonlocal finished
             each = [(window, job) for window in windows for job in jobs]
             y = torch.stack([_measurement(job, window) for window, job in each]).to(pipe.device)
-            levels = [self.noise_level(job) for _, job in each]
+            levels = [self.noise_level(job, len(tiles) > 1) for _, job in each]
             sigma_y = levels[0] if len(set(levels)) == 1 else torch.tensor(levels, device=pipe.device)
             part = Problem(_joined(operator, windows, len(jobs)), sigma_y, problem.name)
             observed = part.operator.observed(y)
