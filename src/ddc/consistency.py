@@ -4,6 +4,7 @@ The paper's network reads x̂0 and y repeated to image size: `inputs = ("y",)`. 
 known about the measurement; which of these a network reads stands in its configuration.
 """
 
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -62,16 +63,24 @@ class DataConsistency(nn.Module):
         """
         if self.residual == "x0":
             return raw
-        index = next(i for i, name in enumerate(self.inputs) if name in ("wiener", "estimate"))
-        start = sum(CHANNELS[name] for name in self.inputs[:index])
-        guess = known[:, start : start + 3]
+        guess = next(known[:, part] for name, part in self.layout() if name in ("wiener", "estimate"))
         trust = (1 - t / TRAIN_STEPS) ** 2
         trust = trust.view(-1, 1, 1, 1).to(x0.dtype) if isinstance(trust, Tensor) else trust
         return (1 - trust) * (x0 - guess) - raw
 
-    def describe(self, y: Tensor, x0: Tensor, problem: "Problem") -> Tensor:
-        """What the network is told beside x̂0: (B, k, H, W)."""
-        return torch.cat([self.channel(name, y, x0, problem) for name in self.inputs], dim=1)
+    def layout(self) -> list[tuple[Input, slice]]:
+        """The channels of each input."""
+        ends = list(accumulate(CHANNELS[name] for name in self.inputs))
+        return [(name, slice(end - CHANNELS[name], end)) for name, end in zip(self.inputs, ends, strict=True)]
+
+    def describe(self, y: Tensor, x0: Tensor, problem: "Problem", before: Tensor | None = None) -> Tensor:
+        """What the network is told beside x̂0: (B, k, H, W). `before` is what it was told in an earlier step, of
+        which only what depends on x̂0 is made anew."""
+        parts = [
+            self.channel(name, y, x0, problem) if before is None or name == "projection" else before[:, part]
+            for name, part in self.layout()
+        ]
+        return torch.cat(parts, dim=1)
 
     def channel(self, name: Input, y: Tensor, x0: Tensor, problem: "Problem") -> Tensor:
         """One of the inputs; only "projection" depends on the values of x̂0."""

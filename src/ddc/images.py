@@ -588,9 +588,7 @@ def jpeg_noise(picture: Picture) -> float:
     try:
         with Image.open(picture.path) as image:
             table = np.asarray(getattr(image, "quantization", {}).get(0, ()), np.float64)
-            grey = np.asarray(
-                image.convert("L")
-            )  # as the file has it: turned, its blocks would lie elsewhere
+            grey = np.asarray(image.convert("L"))  # not turned upright: its blocks would lie elsewhere
     except _MALFORMED:
         return 0.0
     rows, columns = (min(length // 8 * 8, 1024) for length in grey.shape)  # a part is enough

@@ -634,7 +634,7 @@ def pick_device(name: str | torch.device) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch's, by what is missing
         raise UserError(
             f"the device {str(name)!r} is not there; expected auto, cpu, cuda, cuda:1 or mps"
         ) from None

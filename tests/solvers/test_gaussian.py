@@ -403,7 +403,7 @@ class Oracle:
     def __init__(self, y: Array, sigma: float) -> None:
         self.posterior = GaussianPrior(*PRIOR.posterior(A, y, sigma))
 
-    def describe(self, y: Tensor, x0: Tensor, problem: Problem) -> Tensor:
+    def describe(self, y: Tensor, x0: Tensor, problem: Problem, before: Tensor | None = None) -> Tensor:
         return y
 
     def __call__(self, known: Tensor, x0: Tensor, t: int) -> Tensor:

@@ -145,10 +145,10 @@ class SVDOperator(LinearOperator):
         if not self.by_frequency:
             return self.estimate(y, sigma, size)
         size = size or self.image_size(y)
-        sr = self.singular_values(size, y) * natural_spectrum(size, y.dtype, y.device)
-        noise = torch.as_tensor(sigma, dtype=y.dtype, device=y.device).clamp(min=NOISE_FLOOR)
-        gain = sr * natural_spectrum(size, y.dtype, y.device) / (sr**2 + noise**2)
-        return self.V(gain * self.Ut(y, size))
+        r = natural_spectrum(size, y.dtype, y.device)
+        sr = self.singular_values(size, y) * r
+        noise = sigma.clamp(min=NOISE_FLOOR) if isinstance(sigma, Tensor) else max(sigma, NOISE_FLOOR)
+        return self.V(sr * r / (sr**2 + noise**2) * self.Ut(y, size))
 
 
 @lru_cache(maxsize=32)

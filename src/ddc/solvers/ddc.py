@@ -46,11 +46,12 @@ class DDC(Solver):
         pairs = self.pairs(schedule)
         shape = image_shape(y, problem)
 
-        x = noise.normal(shape)  # x_T ~ N(0, I)
+        x, known = noise.normal(shape), None  # x_T ~ N(0, I)
         for i, (t, s) in enumerate(pairs):
             prediction = prior.predict(x, t)
             x0 = prediction.x0
-            x0 = x0 - network(network.describe(y, x0, problem), x0, t)  # equation 6
+            known = network.describe(y, x0, problem, known)
+            x0 = x0 - network(known, x0, t)  # equation 6
             x0 = problem.operator.keep_known(x0, y, problem.sigma)
             x = schedule.posterior(x, x0, t, s, noise.normal(shape), prediction.v)
             if callback:

@@ -171,15 +171,15 @@ class DDCObjective(Objective):
         y = measure_batch(truth, drawn, seeds, groups)
         width = sum(CHANNELS[name] for name in self.network.inputs)
         known = torch.zeros(len(numbers), width, *truth.shape[-2:], device=device)
-        still = [entry for entry in self._layout() if entry[0] != "projection"]
         sorted_truth = truth[groups.order]
 
         def describe(name: Any, group: Group) -> Tensor:
             measured = torch.cat([y[i] for i in group.indices])
             return self.network.channel(name, measured, sorted_truth[group.part], group.problem)
 
-        for name, start, stop in still:
-            known[:, start:stop] = groups.apply(partial(describe, name))
+        for name, part in self.network.layout():
+            if name != "projection":
+                known[:, part] = groups.apply(partial(describe, name))
 
         x_seeds = [derive_seed(draws.seed, f"x/{number}") for number in numbers]
         z = Noise(x_seeds, device=device).normal(truth.shape)
@@ -193,17 +193,10 @@ class DDCObjective(Objective):
         rng = np.random.default_rng((draws.seed, 2, number))
         return self.mixes[pick(tuple(share for share, _ in self.mixes), rng)][1].choose(rng, size)
 
-    def _layout(self) -> list[tuple[Any, int, int]]:
-        layout, start = [], 0
-        for name in self.network.inputs:
-            layout.append((name, start, start + CHANNELS[name]))
-            start += CHANNELS[name]
-        return layout
-
     def _write_projection(self, slots: Slots, groups: Groups, x0: Tensor) -> None:
-        for name, start, stop in self._layout():
+        for name, part in self.network.layout():
             if name == "projection":
-                slots.known[:, start:stop] = _operate(slots, groups, x0, "project")
+                slots.known[:, part] = _operate(slots, groups, x0, "project")
 
     def _keep_known(self, slots: Slots, groups: Groups, x0_y: Tensor) -> Tensor:
         if not any(isinstance(group.problem.operator, Inpaint | JPEG) for group in groups.groups):
