@@ -449,6 +449,19 @@ def test_a_prior_alone_serves_the_other_solvers(tiny_model: Path) -> None:
     assert isinstance(both.network, DataConsistency)
 
 
+def test_a_network_alone_takes_the_shipped_prior(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_model / "network", tmp_path / "variant" / "network")
+    monkeypatch.setattr(pipeline, "DEFAULT_MODEL", tiny_model)
+    pipe, whole = (RestorationPipeline.from_pretrained(f) for f in (tmp_path / "variant", tiny_model))
+    restored = [p(crops(1, 16)[0], "sr2", steps=2).picture.tensor for p in (pipe, whole)]
+    assert torch.equal(*restored)
+    monkeypatch.setattr(pipeline, "DEFAULT_MODEL", tmp_path / "none")
+    with pytest.raises(UserError, match="none came with this package"):
+        RestorationPipeline.from_pretrained(tmp_path / "variant")
+
+
 def test_only_the_measured_steps_wait_for_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)

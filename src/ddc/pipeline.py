@@ -115,8 +115,9 @@ class RestorationPipeline:
     ) -> "RestorationPipeline":
         """Read a model folder: prior/ and network/. None is the model that comes with the package.
 
-        A prior's own folder (unet/ and scheduler/) is taken as well; `network` names a data-consistency
-        network that lies elsewhere.
+        A prior's own folder (unet/ and scheduler/) is taken as well, and a folder with network/ alone: its
+        prior is that of the model that comes with the package. `network` names a data-consistency network
+        that lies elsewhere.
         """
         if folder is None:
             if not (DEFAULT_MODEL / "prior").is_dir():
@@ -132,13 +133,16 @@ class RestorationPipeline:
                 f"{folder} is a file; a model is a folder with prior/ and network/. "
                 "A checkpoint (.pt) becomes one with `ddc convert`"
             )
-        prior_folder = folder / "prior" if (folder / "prior").is_dir() else folder
-        if not any((prior_folder / name).exists() for name in ("config.json", "unet")):
-            raise UserError(f"{folder} is not a model: it has no prior/ (with unet/ and scheduler/) in it")
+        prior = prior_folder(folder)
+        if prior is None:
+            lack = ", and none came with this package" if (folder / "network").is_dir() else ""
+            raise UserError(
+                f"{folder} is not a model: it has no prior/ (with unet/ and scheduler/) in it{lack}"
+            )
         network_folder = Path(network) if network is not None else folder / "network"
         has_network = network is not None or network_folder.is_dir()
         return RestorationPipeline(
-            Prior.from_pretrained(prior_folder).requires_grad_(False),
+            Prior.from_pretrained(prior).requires_grad_(False),
             DataConsistency.from_pretrained(network_folder).requires_grad_(False) if has_network else None,
             folder,
         )
@@ -556,6 +560,15 @@ def warn_of_misfit(picture: Picture, problem: Problem) -> None:
         problem.sigma_y,
         advice,
     )
+
+
+def prior_folder(model: Path) -> Path | None:
+    """Where a model's prior lies: in prior/, in the folder itself, or, for a network alone, in the model that
+    comes with the package."""
+    places = [model / "prior" if (model / "prior").is_dir() else model]
+    if (model / "network").is_dir() and not (model / "prior").is_dir():
+        places.append(DEFAULT_MODEL / "prior")
+    return next((p for p in places if (p / "config.json").exists() or (p / "unet").exists()), None)
 
 
 def duration(seconds: float) -> str:
