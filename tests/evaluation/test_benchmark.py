@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -289,6 +290,22 @@ def test_models_that_share_a_prior_run_its_solvers_once(tiny_model: Path, tmp_pa
         ("a", "pinv", 1),
     }
     assert models.prior("b") is models.prior("a")
+
+
+def test_a_fingerprint_is_of_what_computes(tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "whole")
+    shutil.copytree(tiny_model / "network", tmp_path / "alone" / "network")
+    (tmp_path / "alone" / "README.md").write_text("a card")
+    (tmp_path / "alone" / "network" / "training.json").write_text("{}")
+    models = Models({name: tmp_path / name for name in ("whole", "alone")})
+    assert models.fingerprint("alone") == models.fingerprint("whole")
+    assert models.millions("alone") == models.millions("whole") > 0
+
+    changed = tmp_path / "whole" / "prior" / "scheduler" / "scheduler_config.json"
+    changed.write_text(changed.read_text() + " ")
+    network, prior = models.fingerprint("whole").split("-")
+    again = Models({"whole": tmp_path / "whole"}).fingerprint("whole").split("-")
+    assert again[0] == network and again[1] != prior
 
 
 def test_images_are_chosen_evenly_and_checked(pictures: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import get_args
 
@@ -9,7 +10,7 @@ import pytest
 
 from ddc.cli.reproduce import Name, Reproduce
 from ddc.errors import UserError
-from ddc.evaluation.experiments import COMMANDS, EXPERIMENTS, paper_figures, paper_tables
+from ddc.evaluation.experiments import COMMANDS, EXPERIMENTS, find_variants, paper_figures, paper_tables
 from ddc.problems import task_family
 from ddc.solvers import SOLVERS
 
@@ -21,7 +22,7 @@ def small_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("ddc.pipeline.DEFAULT_MODEL", tmp_path / "shipped" / "default")
 
 
-def reproduce(name: str, model: Path, out: Path, **settings: object) -> tuple[list[dict], str]:
+def reproduce(name: str, model: Path | None, out: Path, **settings: object) -> tuple[list[dict], str]:
     command = Reproduce(name, out=out, model=model, quick=True, size=32, device="cpu", **settings)  # type: ignore[arg-type]
     assert command.run() == 0
     return json.loads((out / "results.json").read_text())["rows"], (out / "report.html").read_text()
@@ -68,6 +69,21 @@ def test_missing_models_are_named_with_their_command(tiny_model: Path, tmp_path:
     _, html = reproduce("table6", tiny_model, tmp_path, limit=1)
     assert "still needed" in html and "--tasks gauss --sigma-max 0.05 --w-lpips 0" in html
     assert "23.49" in html  # the paper's figure stands there all the same
+
+
+def test_variants_of_the_shipped_model_are_found_in_the_repository(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped, variant = tmp_path / "src" / "ddc" / "models" / "default", tmp_path / "models" / "no-lpips"
+    shutil.copytree(tiny_model, shipped)
+    shutil.copytree(tiny_model / "network", variant / "network")
+    monkeypatch.setattr("ddc.pipeline.DEFAULT_MODEL", shipped)
+    rows, html = reproduce("table3", None, tmp_path / "run", limit=1)
+    assert [r["model"] for r in rows if r["solver"] == "ddc"] == ["default", "no-lpips"]
+    assert "still needed" not in html
+    # another model's prior is not theirs
+    assert find_variants(["default", "no-lpips"], shipped) == {"no-lpips": variant}
+    assert find_variants(["default", "no-lpips"], tiny_model) == {}
 
 
 def test_faces_take_the_face_prior(tiny_model: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class Reproduce(MeasuringOptions):
         options = self.options(out)
         from ddc.cli.evaluate import parse_models
         from ddc.evaluation.benchmark import bundled_images, load_images, recorded_models
-        from ddc.evaluation.experiments import EXPERIMENTS, Plan, reproduce
+        from ddc.evaluation.experiments import EXPERIMENTS, Plan, find_variants, reproduce
         from ddc.pipeline import DEFAULT_MODEL
 
         size = self.size or (128 if self.quick else 256)
@@ -51,10 +51,7 @@ class Reproduce(MeasuringOptions):
             images, images_name = load_images(self.images, size, limit), self.images.name
         main = self.model or DEFAULT_MODEL
         given = {"default": main} if main.is_dir() or self.model else {}
-        for name in EXPERIMENTS[self.name].models:  # the others may lie beside it, or be shipped
-            for place in (DEFAULT_MODEL.parent / name, main.parent / name):
-                if name != "default" and place.is_dir():
-                    given[name] = place
+        given |= find_variants(EXPERIMENTS[self.name].models, main)
         given |= parse_models(self.models) if self.models else {}
         for name in recorded_models(out):  # measured elsewhere: its rows need no folder
             given.setdefault(name, main.parent / name)

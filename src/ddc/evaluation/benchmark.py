@@ -36,7 +36,7 @@ from ddc.fast import can_compile, prepare_compiler
 from ddc.images import Picture, to_internal, to_unit
 from ddc.networks import run_unet, unet_size_multiple
 from ddc.noise import Noise, derive_seed
-from ddc.pipeline import pick_device
+from ddc.pipeline import pick_device, prior_folder
 from ddc.priors import Prior
 from ddc.problems import Problem, make_problem, measure_named
 from ddc.solvers import SOLVERS
@@ -220,7 +220,8 @@ class Models:
     """The folders of the models by their names, read when they are needed.
 
     `priors` names another folder to take a model's prior from. A model that is a network alone uses the first
-    model's. `recorded` has the fingerprints of models that were measured before; their folders may be gone.
+    model's, or the one that comes with the package. `recorded` has the fingerprints of models that were measured
+    before; their folders may be gone.
     """
 
     def __init__(
@@ -243,17 +244,33 @@ class Models:
         self._prints: dict[str, str] = {}
 
     def prior_folder(self, name: str) -> Path:
-        own = self.priors.get(name, self.folders[name])
-        folder = own if (own / "prior").is_dir() else next(iter(self.folders.values()))
-        return folder / "prior" if (folder / "prior").is_dir() else folder
+        own, first = self.priors.get(name, self.folders[name]), next(iter(self.folders.values()))
+        folder = prior_folder(own if (own / "prior").is_dir() else first)
+        if folder is None:
+            raise UserError(f"the model {own} has no prior/ (with unet/ and scheduler/) in it")
+        return folder
 
     def fingerprint(self, name: str) -> str:
-        """Hashes of the model's folder and of its prior's; as recorded where the folder is not here."""
+        """Hashes of the model's networks and of its prior; as recorded where the folder is not here."""
         if name not in self._prints:
             here = self.folders[name].is_dir()
-            parts = (self.folders[name], self.prior_folder(name))
-            self._prints[name] = "-".join(map(fingerprint, parts)) if here else self.recorded[name]
+            self._prints[name] = (
+                "-".join(map(fingerprint, self._files(name))) if here else self.recorded[name]
+            )
         return self._prints[name]
+
+    def millions(self, name: str) -> float:
+        """Millions of parameters: the model's networks and its prior."""
+        networks, prior = self._files(name)
+        return parameter_count([*networks.values(), *prior.values()])
+
+    def _files(self, name: str) -> tuple[dict[str, Path], dict[str, Path]]:
+        """What computes, by its name: beside the prior, and in it."""
+        folder = self.folders[name]
+        beside = computing_files(folder).items()
+        own_prior = prior_folder(folder) or folder / "prior"
+        networks = {key: path for key, path in beside if not path.is_relative_to(own_prior)}
+        return networks, computing_files(self.prior_folder(name))
 
     def prior(self, name: str) -> Prior:
         folder = self.prior_folder(name)
@@ -335,15 +352,21 @@ def moved(thing: T, device: torch.device) -> T:
     return dataclasses.replace(thing, **tensors) if tensors else thing  # type: ignore[type-var]
 
 
-def fingerprint(folder: Path) -> str:
-    """A hash of a model folder's settings and weights."""
+def computing_files(folder: Path) -> dict[str, Path]:
+    """The settings and weights of a folder's networks, by their names in it."""
+    settings = {"config.json", "scheduler_config.json"}
+    files = (p for p in sorted(folder.rglob("*")) if p.name in settings or p.suffix == ".safetensors")
+    return {path.relative_to(folder).as_posix(): path for path in files}
+
+
+def fingerprint(files: dict[str, Path]) -> str:
+    """A hash of files and their names."""
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in {".json", ".safetensors"}:
-            digest.update(path.relative_to(folder).as_posix().encode())
-            with path.open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
+    for name, path in files.items():
+        digest.update(name.encode())
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()[:16]
 
 
@@ -804,7 +827,7 @@ def write_protocol(
         parameters = {
             name: {
                 "sha256": models.fingerprint(name),
-                "millions": parameter_count(folder),
+                "millions": models.millions(name),
                 "name": folder.resolve().name,
             }
             for name, folder in models.folders.items()
@@ -833,12 +856,14 @@ def write_protocol(
     unfinished.replace(path)
 
 
-def parameter_count(folder: Path) -> float:
-    """Millions of numbers in the prior's and the network's safetensors."""
+def parameter_count(files: Iterable[Path]) -> float:
+    """Millions of numbers in the safetensors among files."""
     from safetensors import safe_open
 
     total = 0
-    for path in folder.rglob("*.safetensors"):
+    for path in files:
+        if path.suffix != ".safetensors":
+            continue
         with safe_open(path, "pt") as file:
             total += sum(int(np.prod(file.get_slice(key).get_shape())) for key in file.keys())  # noqa: SIM118
     return round(total / 1e6, 2)

@@ -7,13 +7,14 @@ models it still needs.
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ddc import pipeline
 from ddc.errors import UserError
 from ddc.evaluation.benchmark import (
     Image,
@@ -215,6 +216,16 @@ def reproduce(plan: Plan) -> list[str]:
     return [*told, str(write_report(options.out, page))]
 
 
+def find_variants(names: Iterable[str], main: Path) -> dict[str, Path]:
+    """The models that go with the main one, by name: beside it, or, for the one that comes with the package, in
+    the repository that the package is used from."""
+    places = [main.parent]
+    if main == pipeline.DEFAULT_MODEL:
+        places.append(main.parents[3] / "models")
+    found = ((name, place / name) for name in names if name != "default" for place in reversed(places))
+    return {name: folder for name, folder in found if folder.is_dir()}
+
+
 def choose_models(plan: Plan, experiment: Experiment) -> tuple[Models, list[str]]:
     """The models of the experiment that were given, and how to get the others."""
     given = plan.given
@@ -234,7 +245,7 @@ def choose_models(plan: Plan, experiment: Experiment) -> tuple[Models, list[str]
     priors = {}
     if experiment.faces and "faces" in given:
         priors = dict.fromkeys(folders, given["faces"])
-    # figure 8's checkpoints, and variants, are networks: the prior is the default model's
+    # figure 8's checkpoints, and variants, may be networks alone: the prior is the default model's
     elif "default" in given:
         priors = {n: given["default"] for n, path in folders.items() if not (path / "prior").is_dir()}
     return Models(folders, priors, recorded_models(plan.options.out)), missing
