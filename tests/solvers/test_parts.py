@@ -105,6 +105,17 @@ def test_bridge_folder_round_trip(tmp_path: Path) -> None:
     assert I2SB().load_parts(beside, SR4)["bridge"].task == "sr4"
 
 
+def test_bridge_knows_its_noise_and_speaks_of_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bridge = tiny_bridge()
+    bridge.sigma_max = 0.02
+    bridge.save_pretrained(tmp_path / "i2sb-sr4")
+    for sigma_y, warned in ((0.0, 0), (0.02, 0), (0.05, 1)):
+        caplog.clear()
+        loaded = CDDB().load_parts(tmp_path, Problem(Bicubic(4), sigma_y, "sr4"))["bridge"]
+        assert loaded.sigma_max == 0.02
+        assert sum("at most 0.02, not 0.05" in text for text in caplog.messages) == warned
+
+
 def test_missing_bridge_says_how_to_train_it(tmp_path: Path) -> None:
     other = Problem(Bicubic(4), 0.0, "no-such-task")
     for solver in (I2SB(), CDDB()):

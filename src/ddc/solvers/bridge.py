@@ -81,7 +81,9 @@ class BridgeSchedule:
 class Bridge(nn.Module):
     """A U-Net trained for one task, shown to solvers as x̂₀."""
 
-    def __init__(self, unet: nn.Module, task: str, schedule: BridgeSchedule | None = None) -> None:
+    def __init__(
+        self, unet: nn.Module, task: str, sigma_max: float = 0.0, schedule: BridgeSchedule | None = None
+    ) -> None:
         super().__init__()
         inputs, outputs = unet.config["in_channels"], unet.config["out_channels"]  # type: ignore[index]
         if (inputs, outputs) != (3, 3):
@@ -90,6 +92,7 @@ class Bridge(nn.Module):
             )
         self.unet = unet
         self.task = task
+        self.sigma_max = sigma_max  # the largest noise of the measurements it is trained on, in [0, 1] units
         self.schedule = schedule or BridgeSchedule.symmetric()
 
     def forward(self, x: Tensor, n: Time) -> Tensor:
@@ -103,9 +106,9 @@ class Bridge(nn.Module):
             raise UserError(
                 f'{folder} is not a bridge: its config.json names no task, for example "task": "sr4"'
             )
-        task = str(config.pop("task"))
-        return Bridge(load_network(folder, config), task).eval()
+        task, sigma_max = str(config.pop("task")), float(config.pop("sigma_max", 0.0))
+        return Bridge(load_network(folder, config), task, sigma_max).eval()
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
-        extra = {"task": self.task} | options.pop("extra_config", {})
+        extra = {"task": self.task, "sigma_max": self.sigma_max} | options.pop("extra_config", {})
         save_network(self.unet, folder, extra_config=extra, **options)

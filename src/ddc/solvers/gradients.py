@@ -25,7 +25,13 @@ def predict_with_vjp(prior: Denoiser, x: Tensor, t: int) -> tuple[Prediction, Ca
         prediction = prior.predict(x, t)
     v = None if prediction.v is None else prediction.v.detach()
     known = Prediction(prediction.x0.detach(), prediction.noise.detach(), v)
-    return known, lambda cotangent: torch.autograd.grad(prediction.x0, x, cotangent)[0]
+
+    def vjp(cotangent: Tensor) -> Tensor:
+        # a gradient of length 1 has small numbers, which float16 would cut: they go back as numbers up to 1
+        size = cotangent.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-30)
+        return torch.autograd.grad(prediction.x0, x, cotangent / size)[0] * size
+
+    return known, vjp
 
 
 def misfit(operator: Operator, x0: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

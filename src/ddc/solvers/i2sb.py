@@ -3,6 +3,7 @@
 The run begins at the measurement, not at noise, and needs a network trained for the task.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,12 +12,15 @@ import torch
 from torch import Tensor
 
 from ddc.errors import UserError
+from ddc.images import ROUNDING_8_BIT
 from ddc.noise import Noise
 from ddc.operators.base import Operator
 from ddc.priors import Denoiser
 from ddc.problems import Problem
 from ddc.solvers.base import Callback, Solver, Step, find_part, image_shape
 from ddc.solvers.bridge import Bridge
+
+logger = logging.getLogger("ddc")
 
 
 @dataclass(frozen=True)
@@ -66,4 +70,15 @@ def load_bridge(solver: str, model: str | Path | None, problem: Problem) -> Brid
             f"{solver} needs a bridge network for {problem.name}; none was found. "
             f"Train one with `ddc train i2sb --task {problem.name}`"
         )
-    return Bridge.from_pretrained(folder)
+    bridge = Bridge.from_pretrained(folder)
+    noise = float(torch.as_tensor(problem.sigma_y).max())
+    if noise > max(bridge.sigma_max, ROUNDING_8_BIT):
+        logger.warning(
+            "the bridge network for %s was trained on measurements with noise of at most %g, not %g, and will "
+            "take noise for part of the picture; the solver ddc, or `ddc train i2sb --sigma-max %g`, does better",
+            problem.name,
+            bridge.sigma_max,
+            noise,
+            noise,
+        )
+    return bridge

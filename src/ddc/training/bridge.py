@@ -33,6 +33,7 @@ class BridgeObjective(Objective):
 
     def __post_init__(self) -> None:
         self.module = self.bridge.unet
+        self.bridge.sigma_max = self.mix.sigma_max
         self.folder = f"i2sb-{self.bridge.task}"  # where the solver looks for it
 
     def prepare(self, device: torch.device) -> None:
@@ -69,7 +70,9 @@ class BridgeObjective(Objective):
         return groups.apply(enlarge)
 
     def model_record(self) -> dict[str, Any]:
-        return {"kind": "i2sb", "task": self.bridge.task, "network": network_config(self.bridge.unet)}
+        bridge = self.bridge
+        known = {"task": bridge.task, "sigma_max": bridge.sigma_max}
+        return {"kind": "i2sb", **known, "network": network_config(bridge.unet)}
 
     def save(self, folder: Path, state: dict[str, Tensor], **options: Any) -> None:
         self.bridge.save_pretrained(folder, state=state, **options)

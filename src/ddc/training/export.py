@@ -45,4 +45,4 @@ def _save(model: dict[str, Any], folder: Path, **options: Any) -> None:
         network = DataConsistency(unet, tuple(model["inputs"]), model["residual"])
         network.save_pretrained(folder, extra_config=model["remarks"], **options)
     else:
-        Bridge(unet, model["task"]).save_pretrained(folder, **options)
+        Bridge(unet, model["task"], model.get("sigma_max", 0.0)).save_pretrained(folder, **options)
