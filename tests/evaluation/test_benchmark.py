@@ -29,7 +29,16 @@ from ddc.evaluation.benchmark import (
     parse_solver,
     read_rows,
 )
-from ddc.evaluation.report import Page, Table, busiest_window, ranked, write_report
+from ddc.evaluation.report import (
+    Cell,
+    Page,
+    Table,
+    busiest_window,
+    quality_plots,
+    ranked,
+    with_interval,
+    write_report,
+)
 from ddc.evaluation.results import COLUMNS, half_width, paired_differences, write_results
 from ddc.problems import measure_named
 
@@ -222,6 +231,9 @@ def test_results_schema_report_and_paired_differences(
     )
 
     html = (out / "report.html").read_text()
+    assert (
+        "<th>‖Ax−y‖</th>" in html and "<th>‖Ax−y‖/σ</th>" in html
+    )  # without noise there is no σ to divide by
     assert "http" not in html and "<link" not in html and "<script" not in html
     assert html.count('src="') == html.count('src="data:image/')
     assert html.count("<figure>") > 4 * 3 and 'class="place1"' in html
@@ -335,6 +347,17 @@ def test_places_and_intervals() -> None:
     assert [cell.place for cell in ranked([1.0, 2.0], 2, None)] == [0, 0]
     assert half_width([1.0]) is None
     assert half_width([0.0, 2.0]) == pytest.approx(12.706, abs=1e-3)  # t(1) = 12.706, s/√n = 1
+    assert with_interval(Cell("20.00"), {"n": 5, "psnr_ci": 0.5}).text == "20.00 ± 0.50"
+    assert with_interval(Cell("20.00"), {"n": 4, "psnr_ci": 0.5}).text == "20.00"  # would say nothing
+
+
+def test_plots_are_drawn_where_there_is_something_to_compare() -> None:
+    row = {"model": "m", "task": "sr4", "sigma": 0.0, "psnr": 20.0, "lpips": 0.5}
+    rows = [row | {"solver": name, "nfe": 10, "seconds": s} for name, s in (("ddc", 1.0), ("ddnm", 2.0))]
+    free = row | {"solver": "pinv", "nfe": 0, "seconds": 0.1}
+    assert [plot.caption for plot in quality_plots([*rows, free])] == ["Quality against time per image."]
+    assert quality_plots([rows[0], free]) == []
+    assert len(quality_plots([rows[0], rows[1] | {"nfe": 100}])) == 2
 
 
 def test_the_window_with_most_detail(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from ddc.evaluation.results import HIGHER_IS_BETTER, KEY, SETS, case_name, write
 
 CROP = 64  # pixels of the zoomed window
 PICTURES = 240  # at most in the grid of one page, to keep it light
+FEWEST = 5  # pictures for an interval that says something
+NAMES = ("method", "setting", "task")  # columns of words
 
 # column → heading, decimals
 FIGURES = {
@@ -129,13 +131,10 @@ def result_tables(summary: list[Row], page: Page) -> list[Table]:
         for key, (heading, decimals) in FIGURES.items():
             values = [row.get(key) for _, row, _ in lines]
             if any(value is not None for value in values):
-                heads.append(heading)
+                heads.append(heading if key != "consistency" or sigma else "‖Ax−y‖")
                 cells = ranked(values, decimals, BETTER.get(key))
                 if key == "psnr":
-                    cells = [
-                        with_interval(c, row.get("psnr_ci"))
-                        for c, (_, row, _) in zip(cells, lines, strict=True)
-                    ]
+                    cells = [with_interval(c, row) for c, (_, row, _) in zip(cells, lines, strict=True)]
                 columns.append(cells)
             if theirs and key in PAPER:
                 heads.append(f"paper: {heading}")
@@ -161,15 +160,16 @@ def sweep_table(summary: list[Row]) -> Table:
             str(row["n"]),
         ]
         figures = [ranked([row.get(key)], FIGURES[key][1], None)[0] for key in keys]
-        figures = [
-            with_interval(c, row["psnr_ci"]) if k == "psnr" else c for k, c in zip(keys, figures, strict=True)
-        ]
+        figures = [with_interval(c, row) if k == "psnr" else c for k, c in zip(keys, figures, strict=True)]
         cells.append([*(Cell(text) for text in texts), *figures])
-    return Table("All settings", [*heads, *(FIGURES[key][0] for key in keys)], cells)
+    heads += [FIGURES[key][0] for key in keys]
+    if any(row["sigma"] == 0 for row in summary):
+        heads = ["‖Ax−y‖ (/σ)" if head == FIGURES["consistency"][0] else head for head in heads]
+    return Table("All settings", heads, cells)
 
 
-def with_interval(cell: Cell, half: float | None) -> Cell:
-    return cell if half is None else Cell(f"{cell.text} ± {half:.2f}", cell.place)
+def with_interval(cell: Cell, row: Row) -> Cell:
+    return cell if row.get("n", 0) < FEWEST else Cell(f"{cell.text} ± {row['psnr_ci']:.2f}", cell.place)
 
 
 def ranked(values: Sequence[float | None], decimals: int, higher: bool | None) -> list[Cell]:
@@ -195,7 +195,7 @@ def paired_table(paired: list[Row], summary: list[Row]) -> list[Table]:
         line = [f"{row['task']}, σ = {row['sigma']:g}", method_name(row, summary), str(row["steps"])]
         for metric in metrics:
             pair = found.get((*(row[k] for k in KEY), metric))
-            interval = "" if pair is None or pair["ci"] is None else f" ± {pair['ci']:.3f}"
+            interval = "" if pair is None or pair["n"] < FEWEST else f" ± {pair['ci']:.3f}"
             line.append("best" if pair is None else f"{pair['difference']:+.3f}{interval}")
         cells.append([Cell(text, int(text == "best")) for text in line])
     heads = ["setting", "method", "steps", *(FIGURES[metric][0] for metric in metrics)]
@@ -233,7 +233,7 @@ def latex(tables: Sequence[Table]) -> str:
         "–": "--",
         "×": r"$\times$",
     }
-    symbols |= {"‖Ax−y‖/": r"$\|Ax-y\|$/", "_": r"\_", "%": r"\%"}
+    symbols |= {"‖Ax−y‖": r"$\|Ax-y\|$", "_": r"\_", "%": r"\%"}
 
     def escape(text: str) -> str:
         for symbol, command in symbols.items():
@@ -254,11 +254,13 @@ def protocol_lines(protocol: dict[str, Any]) -> list[tuple[str, str]]:
     """The protocol as names and readable texts."""
     lines = []
     for name, value in protocol.items():
-        if isinstance(value, dict):
-            value = ", ".join(
-                f"{k}: " + (" ".join(f"{a} {b}" for a, b in v.items()) if isinstance(v, dict) else str(v))
-                for k, v in value.items()
+        if name == "models":
+            value = "; ".join(
+                f"{model}: {facts['millions']:g} million parameters, sha256 {facts['sha256']}"
+                for model, facts in value.items()
             )
+        elif name == "size":
+            value = "×".join(map(str, value))
         elif isinstance(value, list):
             value = ", ".join(map(str, value))
         if value not in ("", None):
@@ -276,8 +278,9 @@ def quality_plots(summary: list[Row]) -> list[Plot]:
     captions = {"seconds": "Quality against time per image.", "nfe": "Quality against network evaluations."}
     plots = []
     for axis, caption in captions.items():
-        counts = Counter((r["task"], r["sigma"]) for r in summary)
-        settings = [setting for setting, rows in counts.items() if rows > 1]
+        places = dict.fromkeys((r["task"], r["sigma"], r[axis]) for r in summary if r["nfe"])
+        counts = Counter((task, sigma) for task, sigma, _ in places)
+        settings = [setting for setting, different in counts.items() if different > 1]
         for start in range(0, len(settings), 4):
             png = scatter(summary, settings[start : start + 4], axis)
             plots.append(Plot(caption, png))
@@ -306,9 +309,11 @@ def scatter(summary: list[Row], settings: list[tuple[str, float]], axis: str) ->
                     marker = "osD^vP*Xhd"[number // 10 % 10]
                     panel.plot(xs, ys, label=method, linewidth=1, color=color, marker=marker)
             log_ticks(panel)
-            panel.set_ylabel(FIGURES[metric][0])
-            panel.set_title(f"{task}, σ = {sigma:g}", fontsize=10)
-            panel.set_xlabel("seconds per image" if axis == "seconds" else "network evaluations")
+            panel.set_ylabel("PSNR (dB) ↑" if metric == "psnr" else FIGURES[metric][0])
+            if alone or metric == "psnr":
+                panel.set_title(f"{task}, σ = {sigma:g}", fontsize=10)
+            if alone or metric == "lpips":
+                panel.set_xlabel("seconds per image" if axis == "seconds" else "network evaluations")
     handles = {text: h for p in panels.flat for h, text in zip(*p.get_legend_handles_labels(), strict=True)}
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 6), fontsize=8
@@ -384,7 +389,7 @@ def picture_grids(run: Path, rows: list[Row]) -> list[Strip]:
         shown[task, sigma] += 1
         _, truth, measured = paths[0][1]
         box = busiest_window(truth)
-        tiles = [make_tile("truth", truth, box), make_tile("measurement", measured, box)]
+        tiles = [make_tile("truth", truth, box, frame=True), make_tile("measurement", measured, box)]
         for row, (restored, _, _) in paths:
             caption = f"{method_name(row, rows)}, {row['steps']} steps: {row['psnr']:.2f} dB, LPIPS {row['lpips']:.3f}"
             tiles.append(make_tile(caption, restored, box))
@@ -407,7 +412,7 @@ def worst_cases(run: Path, rows: list[Row]) -> list[Strip]:
             restored, truth, measured = paths
             box = busiest_window(truth)
             tiles += [
-                make_tile(f"{row['image']}: truth", truth, box),
+                make_tile(f"{row['image']}: truth", truth, box, frame=True),
                 make_tile("measurement", measured, box),
             ]
             tiles.append(make_tile(f"{row['psnr']:.2f} dB, LPIPS {row['lpips']:.3f}", restored, box))
@@ -431,12 +436,18 @@ def busiest_window(path: Path) -> tuple[int, int, int, int]:
     return int(left), int(top), int(left) + side, int(top) + side
 
 
-def make_tile(caption: str, path: Path, box: tuple[int, int, int, int]) -> Tile:
+def make_tile(caption: str, path: Path, box: tuple[int, int, int, int], frame: bool = False) -> Tile:
+    """A picture and the window of it; the frame shows where that is."""
     from PIL import Image as Pillow
+    from PIL import ImageDraw
 
     with Pillow.open(path) as image:
         picture = image.convert("RGB")
-    return Tile(caption, data_uri(picture, "WEBP", quality=92), data_uri(picture.crop(box), "PNG"))
+    crop = data_uri(picture.crop(box), "PNG")
+    if frame:
+        left, top, right, bottom = box
+        ImageDraw.Draw(picture).rectangle((left, top, right - 1, bottom - 1), outline=(255, 220, 0))
+    return Tile(caption, data_uri(picture, "WEBP", quality=92), crop)
 
 
 def data_uri(image: Any, kind: str, **options: Any) -> str:
@@ -461,5 +472,12 @@ def render(
         (plot.caption, f"data:image/png;base64,{base64.b64encode(plot.png).decode()}") for plot in plots
     ]
     return template.render(
-        page=page, tables=tables, plots=images, grids=grids, worst=worst, protocol=protocol_lines(protocol)
+        page=page,
+        tables=tables,
+        plots=images,
+        grids=grids,
+        worst=worst,
+        protocol=protocol_lines(protocol),
+        names=NAMES,
+        fewest=FEWEST,
     )
