@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -195,6 +196,14 @@ def test_nothing_to_measure_is_an_error(tiny_model: Path, pictures: Path, tmp_pa
         evaluate(cases, load_images(pictures, SIZE, 1), models, Options(tmp_path))
     with pytest.raises(UserError, match="does not exist"):
         load_images(tmp_path / "absent")
+
+
+def test_an_archive_holds_the_pictures_of_its_folder(pictures: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "pictures.tar", "w") as archive:
+        archive.add(pictures, ".")  # the names in it are ./astronaut.png and so on
+    packed, loose = load_images(tmp_path / "pictures.tar", SIZE), load_images(pictures, SIZE)
+    assert [image.name for image in packed] == [image.name for image in loose]
+    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(packed, loose, strict=True))
 
 
 def test_missing_packages_are_named_first(

@@ -116,11 +116,12 @@ def test_an_empty_folder_and_what_is_no_picture_are_refused(tmp_path: Path) -> N
         load_pictures(find_sources([tmp_path]), 32, stream="on")
 
 
-def test_tar_archives(mixed: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("prefix", ["", "./"])
+def test_tar_archives(mixed: Path, tmp_path_factory: pytest.TempPathFactory, prefix: str) -> None:
     folder = tmp_path_factory.mktemp("archives")
     with tarfile.open(folder / "data.tar", "w") as archive:
         for path in sorted(mixed.glob("a*.png")):
-            archive.add(path, path.name)
+            archive.add(path, prefix + path.name)
     from_tar = load_pool(find_sources([folder]), 32)
     from_folder = load_pool([s for s in find_sources([mixed]) if s.name.startswith("a")], 32)
     assert from_tar.names == from_folder.names and torch.equal(from_tar.pixels, from_folder.pixels)

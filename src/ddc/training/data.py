@@ -7,6 +7,7 @@ one number, resuming is exact, and two processes see what one process with twice
 import hashlib
 import io
 import os
+import posixpath
 import re
 import tarfile
 from abc import ABC, abstractmethod
@@ -94,10 +95,11 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
 
 
 def _tar_members(path: Path) -> list[Source]:
+    """The pictures in an archive; "./a.png", as tar names what is in a folder, is the "a.png" of that folder."""
     try:
         with tarfile.open(path, "r:") as archive:
             return [
-                Source(m.name, path, m.offset_data, m.size)
+                Source(posixpath.normpath(m.name), path, m.offset_data, m.size)
                 for m in archive
                 if m.isfile() and Path(m.name).suffix.lower() in SUFFIXES
             ]
