@@ -3,7 +3,6 @@
 import base64
 import importlib.util
 import io
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,21 +146,17 @@ def result_tables(summary: list[Row], page: Page) -> list[Table]:
 
 
 def sweep_table(summary: list[Row]) -> Table:
-    """Many settings of few methods, in one table; there is no best across settings."""
+    """Many settings of few methods, in one table; the best and the second are those of their setting."""
     heads = ["method", "task", "σ", "steps", "n"]
     keys = [key for key in FIGURES if any(row.get(key) is not None for row in summary)]
     cells = []
-    for row in summary:
-        texts = [
-            method_name(row, summary),
-            row["task"],
-            f"{row['sigma']:g}",
-            str(row["steps"]),
-            str(row["n"]),
-        ]
-        figures = [ranked([row.get(key)], FIGURES[key][1], None)[0] for key in keys]
-        figures = [with_interval(c, row) if k == "psnr" else c for k, c in zip(keys, figures, strict=True)]
-        cells.append([*(Cell(text) for text in texts), *figures])
+    for task, sigma in dict.fromkeys((row["task"], row["sigma"]) for row in summary):
+        rows = [row for row in summary if (row["task"], row["sigma"]) == (task, sigma)]
+        columns = [ranked([row.get(key) for row in rows], FIGURES[key][1], BETTER.get(key)) for key in keys]
+        for row, figures in zip(rows, zip(*columns, strict=True), strict=True):
+            texts = [method_name(row, summary), task, f"{sigma:g}", str(row["steps"]), str(row["n"])]
+            psnr, *others = figures
+            cells.append([*(Cell(text) for text in texts), with_interval(psnr, row), *others])
     heads += [FIGURES[key][0] for key in keys]
     if any(row["sigma"] == 0 for row in summary):
         heads = ["‖Ax−y‖ (/σ)" if head == FIGURES["consistency"][0] else head for head in heads]
@@ -278,9 +273,10 @@ def quality_plots(summary: list[Row]) -> list[Plot]:
     captions = {"seconds": "Quality against time per image.", "nfe": "Quality against network evaluations."}
     plots = []
     for axis, caption in captions.items():
-        places = dict.fromkeys((r["task"], r["sigma"], r[axis]) for r in summary if r["nfe"])
-        counts = Counter((task, sigma) for task, sigma, _ in places)
-        settings = [setting for setting, different in counts.items() if different > 1]
+        places: dict[tuple[str, float], list[float]] = {}
+        for row in summary:
+            places.setdefault((row["task"], row["sigma"]), []).extend([row[axis]] if row["nfe"] else [])
+        settings = [setting for setting, xs in places.items() if xs and max(xs) > 1.5 * min(xs)]
         for start in range(0, len(settings), 4):
             png = scatter(summary, settings[start : start + 4], axis)
             plots.append(Plot(caption, png))
@@ -297,15 +293,15 @@ def scatter(summary: list[Row], settings: list[tuple[str, float]], axis: str) ->
             panel = panels[0][line] if alone else panels[line][column]
             for number, method in enumerate(methods):
                 points = sorted(
-                    (row[axis], row[metric], row["nfe"])
+                    (row["nfe"], row[axis], row[metric])
                     for row in summary
                     if (row["task"], row["sigma"]) == (task, sigma) and method_name(row, summary) == method
                 )
                 color = f"C{number % 10}"
-                if points and points[0][2] == 0:
-                    panel.axhline(points[0][1], color=color, linestyle="--", linewidth=1, label=method)
+                if points and points[0][0] == 0:
+                    panel.axhline(points[0][2], color=color, linestyle="--", linewidth=1, label=method)
                 elif points:
-                    xs, ys, _ = zip(*points, strict=True)
+                    _, xs, ys = zip(*points, strict=True)
                     marker = "osD^vP*Xhd"[number // 10 % 10]
                     panel.plot(xs, ys, label=method, linewidth=1, color=color, marker=marker)
             log_ticks(panel)
