@@ -22,6 +22,7 @@ from ddc.solvers.base import Solver, Step
 from ddc.solvers.bridge import Bridge
 from ddc.solvers.cddb import CDDB
 from ddc.solvers.ddnm import DDNM
+from ddc.solvers.diffpir import DiffPIR
 from ddc.solvers.dncnn import DnCNN
 from ddc.solvers.dps import DPS
 from ddc.solvers.mcg import MCG
@@ -203,6 +204,8 @@ def test_paper_defaults() -> None:
     assert DPS().setting("zeta", Problem(GaussianBlur())) == 0.4
     assert DPS().setting("zeta", Problem(Bicubic(4))) == 1.0
     assert DPS(zeta=0.0).setting("zeta", Problem(GaussianBlur())) == 0.0
+    assert DiffPIR().setting("zeta", Problem(OPERATORS["inpaint92"])) == 1.0
+    assert DiffPIR().setting("zeta", Problem(Bicubic(4))) == 0.1
     assert CDDB().setting("c", Problem(JPEG(10))) == 0.5
     assert CDDB().setting("c", Problem(Bicubic(4))) == 1.0
     assert CDDB(c=0.3).setting("c", Problem(JPEG(10))) == 0.3

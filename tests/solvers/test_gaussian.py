@@ -218,7 +218,7 @@ def reference_dds(solver: DDS, sigma: float) -> Moments:
 
 
 def reference_diffpir(solver: DiffPIR, sigma: float) -> Moments:
-    y = measurement(sigma)
+    y, zeta = measurement(sigma), solver.zeta or 0.0
 
     def step(t: int, s: int) -> Affine:
         K, k, _, _ = PRIOR.denoiser(t)
@@ -228,9 +228,9 @@ def reference_diffpir(solver: DiffPIR, sigma: float) -> Moments:
         E, e = (I - np.sqrt(abar[t]) * R) / np.sqrt(1 - abar[t]), -np.sqrt(abar[t]) * r / np.sqrt(1 - abar[t])
         level = np.sqrt(1 - abar[s])
         return (
-            np.sqrt(abar[s]) * R + level * np.sqrt(1 - solver.zeta) * E,
-            np.sqrt(abar[s]) * r + level * np.sqrt(1 - solver.zeta) * e,
-            level * np.sqrt(solver.zeta) * I,
+            np.sqrt(abar[s]) * R + level * np.sqrt(1 - zeta) * E,
+            np.sqrt(abar[s]) * r + level * np.sqrt(1 - zeta) * e,
+            level * np.sqrt(zeta) * I,
         )
 
     return recursion(PRIOR.schedule.pairs(solver.steps), step, WHITE)
@@ -289,7 +289,7 @@ REFERENCES: list[tuple[str, Solver, Callable[..., Moments]]] = [
     ("pigdm, score factor", PiGDM(score_factor=True), reference_pigdm),
     ("pigdm, η = 0.5", PiGDM(eta=0.5, score_factor=True), reference_pigdm),
     ("dds", DDS(), reference_dds),
-    ("diffpir", DiffPIR(), reference_diffpir),
+    ("diffpir", DiffPIR(zeta=0.1), reference_diffpir),
     ("i2sb", I2SB(), reference_bridge),
     ("cddb", CDDB(), reference_bridge),
 ]
