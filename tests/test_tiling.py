@@ -1,10 +1,27 @@
+from pathlib import Path
+
 import pytest
 import torch
+from skimage import data
 from torch import Tensor
 
-from ddc.operators import JPEG, Bicubic, Denoise, GaussianBlur, Inpaint
+from ddc.images import to_internal, to_unit
+from ddc.operators import JPEG, Bicubic, Denoise, GaussianBlur, Inpaint, KernelBlur
+from ddc.operators.blur import motion_kernel
+from ddc.pipeline import RestorationPipeline
 from ddc.problems import Problem, make_problem
-from ddc.tiling import NETWORK_MARGIN, RAMP, Window, level, margin_of, plan, restore_by_tiles
+from ddc.tiling import (
+    NETWORK_MARGIN,
+    RAMP,
+    Window,
+    level,
+    margin_of,
+    own_measurement,
+    plan,
+    restore_by_tiles,
+    surroundings_of,
+    widened,
+)
 
 SIZES = [(256, 256), (257, 512), (300, 1000), (512, 64), (1, 700), (77, 83), (449, 448)]
 
@@ -75,6 +92,85 @@ def test_margins_follow_the_operator() -> None:
     assert margin_of(JPEG(10), 256) <= 16
     assert 14 <= margin_of(GaussianBlur(3.0), 256) < margin_of(GaussianBlur(6.0, 61), 256)
     assert margin_of(Inpaint(torch.zeros(1, 1, 256, 256)), 256) == NETWORK_MARGIN
+
+
+def test_only_a_blur_makes_a_tile_look_around() -> None:
+    for operator in (Denoise(), Bicubic(4), JPEG(10), Inpaint(torch.ones(1, 1, 256, 256))):
+        assert surroundings_of(operator, 256) == 0
+    gaussian = GaussianBlur(3.0)
+    assert surroundings_of(gaussian, 256) == 4 * margin_of(gaussian, 256)
+    assert surroundings_of(gaussian, 64) == 32  # memory stays that of the tile
+    assert surroundings_of(KernelBlur(motion_kernel()), 256) > 15
+
+
+def test_surroundings_end_where_the_picture_does() -> None:
+    assert widened(Window(100, 50, 64, 64), 20, (300, 400)) == Window(80, 30, 104, 104)
+    assert widened(Window(0, 10, 64, 64), 20, (70, 80)) == Window(0, 0, 70, 80)
+
+
+def photograph() -> Tensor:
+    """(1, 3, 320, 320) in [-1, 1]."""
+    pixels = torch.from_numpy(data.astronaut()[:320, :320].copy()).permute(2, 0, 1)
+    return to_internal(pixels[None].float() / 255)
+
+
+def psnr(x: Tensor, truth: Tensor) -> float:
+    """Of images in [-1, 1]."""
+    return float(-10 * ((x - truth) / 2).square().mean().log10())
+
+
+@pytest.mark.parametrize(
+    ("blur", "sigma", "loss", "gain"),
+    [
+        (GaussianBlur(3.0), 0.0, 0.02, 10),
+        (GaussianBlur(3.0), 0.02, 0.02, -0.02),
+        (KernelBlur(motion_kernel()), 0.0, 0.6, 0.8),
+        (KernelBlur(motion_kernel()), 0.02, 0.1, 0),
+    ],
+)
+def test_a_tile_is_guessed_as_the_whole_is(
+    blur: GaussianBlur | KernelBlur, sigma: float, loss: float, gain: float
+) -> None:
+    """A guess of an exact measurement takes what was blurred into the tile's border for detail, unless that is
+    taken out."""
+    x, window = photograph(), Window(96, 96, 128, 128)
+    problem = Problem(blur, sigma)
+    y = problem.measure(x, torch.randn(x.shape, generator=torch.Generator().manual_seed(0)))
+    wide = widened(window, surroundings_of(blur, 128), (320, 320))
+    around = y[..., wide.top : wide.top + wide.height, wide.left : wide.left + wide.width]
+    own = own_measurement(around, problem, wide, window)
+    assert torch.allclose(own[..., 32:96, 32:96], y[..., 128:192, 128:192], atol=1e-5)
+
+    def quality(guess: Tensor) -> float:
+        margin = margin_of(blur, 128)
+        inner = slice(margin, 128 - margin)
+        return psnr(guess[..., inner, inner], x[..., 96:224, 96:224][..., inner, inner])
+
+    whole = quality(blur.wiener(y, problem.sigma)[..., 96:224, 96:224])
+    alone = quality(blur.wiener(own, problem.sigma))
+    naive = quality(blur.wiener(y[..., 96:224, 96:224], problem.sigma))
+    assert alone > whole - loss and alone > naive + gain
+
+
+def test_tiles_of_an_exact_blur_give_the_picture_that_the_whole_gives(tiny_model: Path) -> None:
+    x = photograph()
+    y = to_unit(GaussianBlur(3.0)(x))
+    pipe = RestorationPipeline.from_pretrained(tiny_model)
+    whole, tiled = (
+        to_internal(pipe(y, "gauss", solver="pinv", tile=tile).picture.tensor) for tile in (0, 160)
+    )
+    assert abs(psnr(tiled, x[0]) - psnr(whole, x[0])) < 0.02 and psnr(tiled, whole) > 45
+
+
+@pytest.mark.parametrize("task", ["gauss", "motion"])
+def test_blurred_tiles_of_several_pictures_at_once(tiny_model: Path, task: str) -> None:
+    y = to_unit(make_problem(task).operator(photograph())[0, :, :128, :100])
+    rounded = (255 * y.flip(-1)).round() / 255  # told another noise level than an exact one
+    pipe = RestorationPipeline.from_pretrained(tiny_model)
+    together = pipe([y, rounded], task, names=["a", "b"], steps=2, tile=64, batch=8).pictures
+    for name, picture, joined in zip("ab", (y, rounded), together, strict=True):
+        alone = pipe(picture, task, names=[name], steps=2, tile=64, batch=1).picture
+        assert (joined.tensor - alone.tensor).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("task", ["sr4", "gauss", "jpeg50", "denoise", "inpaint92", "colorize"])

@@ -35,7 +35,16 @@ from ddc.priors import Prior
 from ddc.problems import Problem, check_sigma, misfit, task_family, task_operator
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Callback, Solver, Step
-from ddc.tiling import SMALLEST_TILE, Window, level, plan_for, restore_by_tiles
+from ddc.tiling import (
+    SMALLEST_TILE,
+    Window,
+    level,
+    own_measurement,
+    plan_for,
+    restore_by_tiles,
+    surroundings_of,
+    widened,
+)
 
 logger = logging.getLogger("ddc")
 
@@ -348,19 +357,17 @@ class _Run:
             self.pipe.tile = min(self.pipe.tile, self.tile)
             logger.warning("out of memory: going on with tiles of %d pixels", self.tile)
 
-    def noise_level(self, job: _Job, cut: bool) -> float:
-        """σ_y. Rounding to 8 bits counts for a network, which would take the pixels for exact otherwise; and as
-        much for the tiles of a blurred picture, whose borders were blurred with what lies beyond them.
+    def noise_level(self, job: _Job) -> float:
+        """σ_y. Rounding to 8 bits counts for a network, which would take the pixels for exact otherwise.
 
         The noise of a grey picture is the same in all channels, where networks expect to average three.
         """
-        sigma_y, operator = float(job.problem.sigma_y), job.problem.operator
-        if "network" not in self.solver.needs or not isinstance(operator, LinearOperator):
+        sigma_y = float(job.problem.sigma_y)
+        if "network" not in self.solver.needs or not isinstance(job.problem.operator, LinearOperator):
             return sigma_y
         if job.picture.grey:
             sigma_y *= 3**0.5
-        inexact = job.picture.in_8_bits or (cut and isinstance(operator, (GaussianBlur, KernelBlur)))
-        return max(sigma_y, ROUNDING_8_BIT) if inexact else sigma_y
+        return max(sigma_y, ROUNDING_8_BIT) if job.picture.in_8_bits else sigma_y
 
     def solve(self, jobs: Sequence[_Job], progress: Callable[[float], None] | None) -> Tensor:
         """(B, 3, H, W) in [0, 1], on the CPU."""
@@ -369,15 +376,24 @@ class _Run:
         parts = pipe.parts(self.solver, problem)
         size = _image_size(jobs[0])
         tiles = plan_for(size, operator, self.tile)
+        around = surroundings_of(operator, min(self.tile, *size)) if len(tiles) > 1 else 0
+        levels = [self.noise_level(job) for job in jobs]
         finished = 0
+
+        def sigma_of(times: int) -> float | Tensor:
+            """σ_y of the jobs, as often as there are windows."""
+            return levels[0] if len(set(levels)) == 1 else torch.tensor(levels * times, device=pipe.device)
+
+        def measurement(window: Window) -> Tensor:
+            wide = widened(window, around, size)
+            y = torch.stack([_measurement(job, wide) for job in jobs]).to(pipe.device)
+            return y if wide == window else own_measurement(y, Problem(operator, sigma_of(1)), wide, window)
 
         def restore(windows: list[Window]) -> Tensor:
             nonlocal finished
             each = [(window, job) for window in windows for job in jobs]
-            y = torch.stack([_measurement(job, window) for window, job in each]).to(pipe.device)
-            levels = [self.noise_level(job, len(tiles) > 1) for _, job in each]
-            sigma_y = levels[0] if len(set(levels)) == 1 else torch.tensor(levels, device=pipe.device)
-            part = Problem(_joined(operator, windows, len(jobs)), sigma_y, problem.name)
+            y = torch.cat([measurement(window) for window in windows])
+            part = Problem(_joined(operator, windows, len(jobs)), sigma_of(len(windows)), problem.name)
             observed = part.operator.observed(y)
             if observed is not None:
                 y = y * observed.to(y)
