@@ -7,7 +7,9 @@ from PIL import Image
 from scipy.ndimage import convolve, gaussian_filter1d
 
 from ddc.errors import UserError
+from ddc.operators.base import LinearOperator
 from ddc.operators.blur import GaussianBlur, KernelBlur, motion_kernel, read_kernel
+from ddc.training.tasks import round_to_8_bit
 
 
 @pytest.mark.parametrize("size", [(80, 70), (20, 9)])
@@ -108,3 +110,13 @@ def test_bad_kernels_are_refused(tmp_path: Path) -> None:
 def test_bad_gaussians_are_refused(sigma: float, size: int) -> None:
     with pytest.raises(UserError, match="expected"):
         GaussianBlur(sigma, size)
+
+
+@pytest.mark.parametrize("operator", [GaussianBlur(), KernelBlur(motion_kernel(9, 30))])
+def test_rounding_is_undone_in_a_slow_gradient_and_nowhere_else(operator: LinearOperator) -> None:
+    ramp = torch.linspace(-0.3, -0.1, 96).expand(1, 3, 64, 96)
+    rounded = round_to_8_bit(ramp)
+    before, after = (rounded - ramp).square().mean(), (operator.unround(rounded) - ramp).square().mean()
+    assert after < 0.05 * before
+    rough = round_to_8_bit(torch.randn(1, 3, 64, 96, generator=torch.Generator().manual_seed(0)) * 0.3)
+    assert torch.equal(operator.unround(rough), rough)

@@ -71,6 +71,16 @@ def test_the_ddc_loss_is_its_three_terms(draws: Draws) -> None:
     assert "lpips" not in without.losses(without.module, draws, 2, 0)
 
 
+def test_lpips_looks_at_another_place_in_every_step() -> None:
+    x = torch.arange(2 * 16 * 16.0).view(1, 2, 16, 16)
+    objective = tiny_objective(lpips_shift=4)
+    places = {tuple(objective._shifted(step, x, x)[1].flatten().tolist()) for step in range(16)}
+    assert len(places) == 16  # every place of a grid of 4×4
+    assert torch.equal(objective._shifted(0, x)[0], x)
+    assert torch.equal(objective._shifted(6, x)[0], x.roll((1, 2), (-2, -1)))
+    assert torch.equal(tiny_objective(lpips_shift=0)._shifted(5, x)[0], x)
+
+
 def test_a_measurement_depends_on_the_number_of_its_draw_alone(draws: Draws) -> None:
     objective = tiny_objective(trajectory_share=0.5)
     many = objective._new_slots(draws, list(range(20)), [-1] * 20)

@@ -123,7 +123,7 @@ def test_a_batch_is_measured_as_its_pictures_alone() -> None:
             operator = KernelBlur(motion_kernel(length, angle))
         clean = operator(truth[i : i + 1])
         noisy = operator.add_noise(clean, Noise([seeds[i]]).normal(clean.shape), 2 * draw.sigma_y)
-        alone = round_to_8_bit(clean) if draw.rounded else noisy
+        alone = operator.unround(round_to_8_bit(clean)) if draw.rounded else noisy
         assert torch.allclose(y[i], alone, atol=1e-5), draw.task
         projected = operator.project(truth[i : i + 1], alone, 2 * draw.sigma_y)
         assert torch.allclose(together[i], projected[0], atol=1e-3 if kernel else 1e-4), draw.task

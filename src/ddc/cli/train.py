@@ -93,6 +93,8 @@ class TrainDDC(LoopSettings):
     """Weight of the mean squared error."""
     w_lpips: float = 0.1
     """Weight of LPIPS (AlexNet); 0 is the paper's "w/o LPIPS"."""
+    lpips_shift: int = 8
+    """Move pictures by up to so many pixels before LPIPS looks at every fourth of them; 0 is the paper's loss, and leaves a weave."""
     w_kl: float = 1e-3
     """Weight of the KL term."""
     trajectory_share: float = 0.0
@@ -137,6 +139,7 @@ class TrainDDC(LoopSettings):
             self.w_kl,
             self.trajectory_share,
             self.trajectory_steps,
+            self.lpips_shift,
             self._validation_tasks(),
         )
         train(objective, self)

@@ -62,6 +62,11 @@ class Operator(ABC):
         """y with measurement noise; an operator that does not observe every pixel leaves the others alone."""
         return y + sigma * z
 
+    def unround(self, y: Tensor) -> Tensor:
+        """y as it was before rounding to 8 bits, as far as one can tell, where the operator's inverse would
+        amplify the error."""
+        return y
+
     def observed(self, y: Tensor, size: Size | None = None) -> Tensor | None:
         """A (B or 1, 1, H, W) map of observed pixels, where the operator leaves some out."""
         return None

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import conv2d, pad
 
 from ddc.errors import UserError
-from ddc.operators.base import LinearOperator, Sigma, Size
+from ddc.operators.base import ROUNDING, LinearOperator, Sigma, Size
 from ddc.operators.separable import SeparableOperator, Taps, reflect
 
 
@@ -35,6 +35,9 @@ class GaussianBlur(SeparableOperator):
         weight = torch.exp(-0.5 * (offset.double() / self.sigma) ** 2)
         index = torch.arange(length).unsqueeze(1) + offset
         return Taps(reflect(index, length), (weight / weight.sum()).expand(length, -1))
+
+    def unround(self, y: Tensor) -> Tensor:
+        return smooth_bands(y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +81,9 @@ class KernelBlur(LinearOperator):
     def project(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
         return LinearOperator.project(self._quick(), x, y, sigma)
 
+    def unround(self, y: Tensor) -> Tensor:
+        return smooth_bands(y)
+
     def _quick(self) -> "KernelBlur":
         """What a guess needs: stopping early regularises it as well."""
         return replace(self, cg_iterations=min(self.cg_iterations, 15))
@@ -104,6 +110,28 @@ def _plan(operator: KernelBlur, size: Size, dtype: torch.dtype, device: torch.de
         work = torch.promote_types(dtype, torch.float32)  # no FFT in half precision
         spectrum = torch.fft.rfft2(operator.kernel.clone().to(work).to(device), s=fft_sides)
     return Plan(sides[0], sides[1], spectrum, (fft_sides[0], fft_sides[1]))
+
+
+def smooth_bands(y: Tensor) -> Tensor:
+    """y with the bands gone that rounding to 8 bits leaves in a slow gradient, and deblurring turns into waves.
+
+    Smoothing is taken where it changes nearly all pixels around by no more than half a level, as rounding did.
+    """
+    smooth = y
+    for width in (2.0, 5.0):
+        wide = _gaussian(y, width)
+        kept = ((wide - y).abs() <= 1.02 * ROUNDING).to(y.dtype)
+        trust = (20 * _gaussian(kept, width) - 19).clamp(0, 1)
+        smooth = smooth + trust * (wide - smooth)
+    return smooth
+
+
+def _gaussian(y: Tensor, width: float) -> Tensor:
+    reach, channels = round(3 * width), y.shape[1]
+    taps = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, device=y.device, dtype=y.dtype) / width) ** 2)
+    taps = (taps / taps.sum()).expand(channels, 1, 1, -1)
+    y = conv2d(pad(y, (reach, reach, reach, reach), mode="replicate"), taps, groups=channels)
+    return conv2d(y, taps.mT, groups=channels)
 
 
 def motion_kernel(length: float = 15, angle_degrees: float = 45) -> Tensor:

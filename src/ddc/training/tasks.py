@@ -249,6 +249,9 @@ class GaussianBlurs(SVDOperator):
         )
         return rows @ x @ columns.mT
 
+    def unround(self, y: Tensor) -> Tensor:
+        return self.operators[0].unround(y)
+
     def singular_values(self, size: Size, like: Tensor) -> Tensor:
         return torch.stack([op.singular_values(size, like) for op in self.operators]).unsqueeze(1)
 
@@ -357,7 +360,8 @@ def measure_batch(truth: Tensor, draws: Sequence[Draw], seeds: Sequence[int], gr
         z = z.masked_fill(rounded[group.part], 0)  # rounding is all the noise there is
         measured = group.problem.operator.add_noise(clean, z, group.problem.sigma)
         if any(draws[i].rounded for i in group.indices):
-            measured = torch.where(rounded[group.part], round_to_8_bit(measured), measured)
+            whole = group.problem.operator.unround(round_to_8_bit(measured))
+            measured = torch.where(rounded[group.part], whole, measured)
         for i, one in zip(group.indices, measured.split(1), strict=True):
             y[i] = one
     return y
