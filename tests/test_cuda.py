@@ -73,7 +73,8 @@ def test_a_full_device_halves_the_tile(caplog: pytest.LogCaptureFixture) -> None
     run(1024)
     enough = torch.cuda.max_memory_reserved()
     assert enough < too_little
-    budget = (enough + too_little) / 2
+    # nearer to what is enough, for convolutions with too little workspace go on with another algorithm
+    budget = 0.75 * enough + 0.25 * too_little
     try:
         torch.cuda.set_per_process_memory_fraction(budget / torch.cuda.mem_get_info()[1])
         with caplog.at_level(logging.WARNING, "ddc"):
