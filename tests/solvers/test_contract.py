@@ -22,6 +22,7 @@ from ddc.solvers.base import Solver, Step
 from ddc.solvers.bridge import Bridge
 from ddc.solvers.cddb import CDDB
 from ddc.solvers.ddnm import DDNM
+from ddc.solvers.dds import DDS
 from ddc.solvers.diffpir import DiffPIR
 from ddc.solvers.dncnn import DnCNN
 from ddc.solvers.dps import DPS
@@ -206,6 +207,9 @@ def test_paper_defaults() -> None:
     assert DPS(zeta=0.0).setting("zeta", Problem(GaussianBlur())) == 0.0
     assert DiffPIR().setting("zeta", Problem(OPERATORS["inpaint92"])) == 1.0
     assert DiffPIR().setting("zeta", Problem(Bicubic(4))) == 0.1
+    assert DDS().weight(Problem(GaussianBlur())) == 1.0
+    assert DDS().weight(Problem(Bicubic(8))) == 64.0
+    assert DDS(gamma=1.0).weight(Problem(Bicubic(8))) == 1.0
     assert CDDB().setting("c", Problem(JPEG(10))) == 0.5
     assert CDDB().setting("c", Problem(Bicubic(4))) == 1.0
     assert CDDB(c=0.3).setting("c", Problem(JPEG(10))) == 0.3

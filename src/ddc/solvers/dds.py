@@ -26,8 +26,8 @@ class DDS(Solver):
     """Sampling steps."""
     eta: float = 0.85
     """The share η of fresh noise in each step."""
-    gamma: float = 1.0
-    """The weight γ of the measurement against x̂0."""
+    gamma: float | None = None
+    """The weight γ of the measurement against x̂0; None is 1 for an A of norm 1, hence scale² for smaller pictures."""
     cg_iterations: int = 5
     """Conjugate-gradient iterations in each step."""
 
@@ -46,13 +46,14 @@ class DDS(Solver):
         pairs = schedule.pairs(self.steps)
         shape = image_shape(y, problem)
         size = shape[-2:]
-        pull = self.gamma * A.adjoint(y, size)  # γAᵀy
+        gamma = self.weight(problem)
+        pull = gamma * A.adjoint(y, size)  # γAᵀy
 
         x = noise.normal(shape)  # x_T ~ N(0, I)
         for i, (t, s) in enumerate(pairs):
             prediction = prior.predict(x, t)
             x0 = conjugate_gradient(  # (I + γAᵀA) x = x̂0 + γAᵀy, exactly so many iterations
-                lambda p: p + self.gamma * A.adjoint(A(p), size),
+                lambda p: p + gamma * A.adjoint(A(p), size),
                 prediction.x0 + pull,
                 prediction.x0,
                 self.cg_iterations,
@@ -62,3 +63,7 @@ class DDS(Solver):
             if callback:
                 callback(Step(i, len(pairs), t, x0, prediction.noise))
         return x
+
+    def weight(self, problem: Problem) -> float:
+        """γ. The singular values of a mean over scale² pixels reach 1/scale, those of the other operators 1."""
+        return float(problem.operator.scale**2) if self.gamma is None else self.gamma
