@@ -750,7 +750,7 @@ def _measurement(job: _Job, window: Window) -> Tensor:
     y = to_internal(picture.window(window.top // scale, window.left // scale, height, width))
     if measures_grey(operator):
         y = (y * y.new_tensor(GREY).view(3, 1, 1)).sum(0, keepdim=True)
-    return y
+    return operator.unround(y[None])[0] if picture.in_8_bits else y
 
 
 def measures_grey(operator: Operator) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, pad
+from torch.nn.functional import pad
 
 from ddc.errors import UserError
 from ddc.operators.base import ROUNDING, LinearOperator, Sigma, Size
@@ -118,20 +118,13 @@ def smooth_bands(y: Tensor) -> Tensor:
     Smoothing is taken where it changes nearly all pixels around by no more than half a level, as rounding did.
     """
     smooth = y
-    for width in (2.0, 5.0):
-        wide = _gaussian(y, width)
+    for width, taps in ((2.0, 13), (5.0, 31)):
+        blur = GaussianBlur(width, taps)
+        wide = blur(y)
         kept = ((wide - y).abs() <= 1.02 * ROUNDING).to(y.dtype)
-        trust = (20 * _gaussian(kept, width) - 19).clamp(0, 1)
+        trust = (20 * blur(kept) - 19).clamp(0, 1)
         smooth = smooth + trust * (wide - smooth)
     return smooth
-
-
-def _gaussian(y: Tensor, width: float) -> Tensor:
-    reach, channels = round(3 * width), y.shape[1]
-    taps = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, device=y.device, dtype=y.dtype) / width) ** 2)
-    taps = (taps / taps.sum()).expand(channels, 1, 1, -1)
-    y = conv2d(pad(y, (reach, reach, reach, reach), mode="replicate"), taps, groups=channels)
-    return conv2d(y, taps.mT, groups=channels)
 
 
 def motion_kernel(length: float = 15, angle_degrees: float = 45) -> Tensor:
