@@ -382,6 +382,7 @@ def test_text_in_a_report_is_escaped(tiny_model: Path, pictures: Path, tmp_path:
     evaluate(
         make_cases(models, ["sr4"], [0], ["pinv"]), load_images(pictures, SIZE, 1), models, Options(tmp_path)
     )
-    page = Page(title="<b>& title", tables=[Table("none", ["a"], [])])
+    page = Page(title="<b>& title", notes=["run `ddc <i>`"], tables=[Table("none", ["a"], [])])
     html = write_report(tmp_path, page).read_text()
     assert "<b>&" not in html and "&lt;b&gt;&amp; title" in html
+    assert "run <code>ddc &lt;i&gt;</code>" in html

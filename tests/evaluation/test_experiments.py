@@ -87,11 +87,17 @@ def test_variants_of_the_shipped_model_are_found_in_the_repository(
 
 
 def test_faces_take_the_face_prior(tiny_model: Path, tmp_path: Path) -> None:
-    rows, _ = reproduce("table5", tiny_model, tmp_path / "run", limit=1, models=f"faces={tiny_model}")
+    rows, html = reproduce("table5", tiny_model, tmp_path / "run", limit=1, models=f"faces={tiny_model}")
     ddc = [row for row in rows if row["solver"] == "ddc" and row["task"] == "sr4"]
     assert [row["model"] for row in ddc] == ["faces", "default"]
     assert ddc[0]["psnr"] == ddc[1]["psnr"]  # the same network with the same prior
     assert {row["model"] for row in rows if row["solver"] == "ddnm"} == {"faces"}
+    assert "All solvers use the face prior" in html
+
+
+def test_without_a_face_model_the_page_says_so(tiny_model: Path, tmp_path: Path) -> None:
+    _, html = reproduce("table5", tiny_model, tmp_path / "run", limit=1, max_nfe=2)
+    assert "Without a face model" in html and "All solvers use the face prior" not in html
 
 
 def test_checkpoints_along_training(tiny_model: Path, tmp_path: Path) -> None:

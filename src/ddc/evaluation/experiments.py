@@ -28,11 +28,11 @@ from ddc.evaluation.benchmark import (
     slow_note,
 )
 from ddc.evaluation.report import (
-    FIGURES,
     Cell,
     Page,
     Plot,
     Table,
+    axis_name,
     method_name,
     new_figure,
     png_of,
@@ -111,7 +111,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         {"faces": "ddc-celeba", "default": "ddc-imagenet"},
         "table5_celeba_sigma0.05",
         faces=True,
-        remarks=("All solvers use the face prior; default is the general network with it.",),
     ),
     "table6": Experiment(
         "Table 6: one model for all tasks against one for Gaussian blur alone, σ = 0.05",
@@ -267,7 +266,7 @@ def make_page(
         notes.append(
             f"Quick form: {len(plan.images)} pictures of {side}×{side} and at most {max_nfe} network evaluations for "
             "each. It shows that everything runs; its figures say little about quality. The full form needs a GPU: "
-            f"ddc reproduce {plan.name} --images DIR."
+            f"`ddc reproduce {plan.name} --images DIR`."
         )
     elif max_nfe is not None:
         notes.append(f"Solvers were shortened to at most {max_nfe} network evaluations.")
@@ -302,6 +301,12 @@ def differences(plan: Plan, experiment: Experiment, summary: list[Row]) -> list[
         f"Hardware: {'; '.join(protocol['hardware'])}, {plan.options.precision}; the paper: one RTX 4090.",
         "SSIM (range 2) is the scale of the paper's SSIM; SSIM is the usual one.",
     ]
+    if experiment.faces and "faces" in plan.given:
+        lines.append("All solvers use the face prior; default is the general network with it.")
+    elif experiment.faces:
+        lines.append(
+            "Without a face model, all solvers use the general prior; the paper's use the face prior."
+        )
     if not any(row.get("fid") is not None for row in summary):
         lines.append(
             "FID was not measured (it needs the Inception weights); FD-VGG16 cannot be compared with it."
@@ -373,7 +378,7 @@ def time_table(summary: list[Row], rows: list[Row]) -> tuple[list[Table], list[P
 
 def kurtosis_plot(summary: list[Row], rows: list[Row]) -> tuple[list[Table], list[Plot]]:
     """The kurtosis of ε̂ against t, mean over images, and its mean magnitude in a table."""
-    figure, panels = new_figure(1, 1)
+    figure, panels = new_figure(1, 1, wide=2)
     panel = panels[0][0]
     cells = []
     for solver in dict.fromkeys(row["solver"] for row in rows):
@@ -394,7 +399,8 @@ def kurtosis_plot(summary: list[Row], rows: list[Row]) -> tuple[list[Table], lis
         texts += [f"{row['ssim_paper']:.3f}", "–" if row["fd_vgg16"] is None else f"{row['fd_vgg16']:.1f}"]
         cells.append([Cell(text) for text in texts])
     panel.axhline(0, color="black", linewidth=0.6)
-    panel.set_yscale("symlog", linthresh=0.1)
+    if max(map(abs, panel.get_ylim())) > 1:
+        panel.set_yscale("symlog", linthresh=0.1)
     panel.invert_xaxis()
     panel.set_xlabel("t")
     panel.set_ylabel("excess kurtosis of ε̂")
@@ -451,7 +457,7 @@ def curves(
             panel.set_xticks(ticks, [str(tick) for tick in ticks])
             panel.minorticks_off()
         panel.set_xlabel(label)
-        panel.set_title(FIGURES[metric][0])
+        panel.set_title(axis_name(metric), fontsize=10)
         if panel.get_legend_handles_labels()[1]:
             panel.legend(fontsize=8)
     return png_of(figure)

@@ -305,7 +305,7 @@ def scatter(summary: list[Row], settings: list[tuple[str, float]], axis: str) ->
                     marker = "osD^vP*Xhd"[number // 10 % 10]
                     panel.plot(xs, ys, label=method, linewidth=1, color=color, marker=marker)
             log_ticks(panel)
-            panel.set_ylabel("PSNR (dB) ↑" if metric == "psnr" else FIGURES[metric][0])
+            panel.set_ylabel(axis_name(metric))
             if alone or metric == "psnr":
                 panel.set_title(f"{task}, σ = {sigma:g}", fontsize=10)
             if alone or metric == "lpips":
@@ -315,6 +315,10 @@ def scatter(summary: list[Row], settings: list[tuple[str, float]], axis: str) ->
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 6), fontsize=8
     )
     return png_of(figure)
+
+
+def axis_name(metric: str) -> str:
+    return "PSNR (dB) ↑" if metric == "psnr" else FIGURES[metric][0]
 
 
 def log_ticks(panel: Any) -> None:
@@ -327,10 +331,11 @@ def log_ticks(panel: Any) -> None:
     panel.minorticks_off()
 
 
-def new_figure(lines: int, columns: int) -> tuple[Any, Any]:
+def new_figure(lines: int, columns: int, wide: int = 1) -> tuple[Any, Any]:
+    """A figure of equal panels, each as wide as so many."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(max(3.2 * columns, 4.5), 2.8 * lines), layout="constrained", dpi=130)
+    figure = Figure(figsize=(max(3.2 * columns * wide, 4.5), 2.8 * lines), layout="constrained", dpi=130)
     panels = figure.subplots(lines, columns, squeeze=False)
     for panel in panels.flat:
         panel.grid(alpha=0.3)
@@ -463,7 +468,9 @@ def render(
     from jinja2 import Environment, StrictUndefined
 
     source = (Path(__file__).parent / "report.html.j2").read_text(encoding="utf-8")
-    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(source)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["with_code"] = with_code
+    template = environment.from_string(source)
     images = [
         (plot.caption, f"data:image/png;base64,{base64.b64encode(plot.png).decode()}") for plot in plots
     ]
@@ -477,3 +484,14 @@ def render(
         names=NAMES,
         fewest=FEWEST,
     )
+
+
+def with_code(text: str) -> str:
+    """HTML of a text in which `commands` stand between backticks."""
+    from markupsafe import Markup, escape
+
+    parts = [
+        Markup("<code>{}</code>").format(part) if i % 2 else escape(part)
+        for i, part in enumerate(text.split("`"))
+    ]
+    return Markup("").join(parts)
