@@ -28,6 +28,7 @@ from ddc.solvers.dncnn import DnCNN
 from ddc.solvers.dps import DPS
 from ddc.solvers.mcg import MCG
 from ddc.solvers.pigdm import PiGDM
+from ddc.solvers.reddiff import REDdiff
 
 SIZE = 32
 SEEDS = [11, 12]
@@ -207,6 +208,8 @@ def test_paper_defaults() -> None:
     assert DPS(zeta=0.0).setting("zeta", Problem(GaussianBlur())) == 0.0
     assert DiffPIR().setting("zeta", Problem(OPERATORS["inpaint92"])) == 1.0
     assert DiffPIR().setting("zeta", Problem(Bicubic(4))) == 0.1
+    assert REDdiff().setting("lr", Problem(JPEG(10))) == 0.1
+    assert REDdiff().setting("lr", Problem(Bicubic(4))) == 0.5
     assert DDS().weight(Problem(GaussianBlur())) == 1.0
     assert DDS().weight(Problem(Bicubic(8))) == 64.0
     assert DDS(gamma=1.0).weight(Problem(Bicubic(8))) == 1.0

@@ -359,7 +359,7 @@ def test_reddiff_follows_its_formula(sigma: float) -> None:
         gradient = A.T @ (A @ mu - y) / DIM
         gradient = gradient + solver.lam * np.sqrt((1 - abar[t]) / abar[t]) * (noise - z) / DIM
         first, second = 0.9 * first + 0.1 * gradient, 0.99 * second + 0.01 * gradient**2
-        mu = mu - solver.lr * (first / (1 - 0.9**i)) / (np.sqrt(second / (1 - 0.99**i)) + 1e-8)
+        mu = mu - 0.1 * (first / (1 - 0.9**i)) / (np.sqrt(second / (1 - 0.99**i)) + 1e-8)
     assert np.abs(result - mu).max() < 1e-8
 
 
