@@ -83,6 +83,10 @@ class Prior(nn.Module):
         """Read a prior: a diffusers pipeline folder (unet/ and scheduler/), or one flat folder."""
         folder = Path(folder)
         unet_folder = folder / "unet" if (folder / "unet").is_dir() else folder
+        if "inputs" in read_config(unet_folder):  # what a data-consistency network reads
+            raise UserError(
+                f"{folder} is a data-consistency network, not a prior; name it with --network, beside its prior"
+            )
         unet = load_network(unet_folder)
         scheduler: dict[str, Any] = {}
         for path in (folder / "scheduler" / "scheduler_config.json", folder / "scheduler_config.json"):

@@ -62,6 +62,15 @@ def test_info(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_info_of_a_network_alone(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network = tiny_model / "network"
+    assert main(["info", str(network), "--json"]) == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert model["network"]["inputs"] == ["x0", "y"] and "prior" not in model
+    assert main(["restore", "any.png", "-o", "out", "--model", str(network)]) == 2
+    assert "is a data-consistency network, not a prior" in capsys.readouterr().err
+
+
 def test_info_for_people(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(tiny_model)]) == 0
     text = capsys.readouterr().out

@@ -118,6 +118,61 @@ def test_skip_existing_and_shards(restore: Callable[..., int], photo: Path, tmp_
     assert restore(photo.parent, "-o", out, "--task", "denoise", "--skip-existing") == 0
 
 
+def test_results_beside_their_inputs_are_not_restored_again(
+    restore: Callable[..., int], photo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, options = photo.parent, ("--task", "denoise", "--sigma", "0.1", "--suffix", "_r")
+    for more in ((), ("--skip-existing",)):
+        assert restore(folder, "-o", folder, *options, *more) == 0
+    assert files_below(folder) == ["photo.png", "photo_r.png"]
+    assert restore(photo, folder / "photo_r.png", "-o", folder, *options) == 2  # named, so it is an input
+    assert "photo_r.png would overwrite an input" in capsys.readouterr().err
+
+
+def test_the_list_of_failures_lies_in_the_folder_of_the_results(
+    restore: Callable[..., int], photo: Path, tmp_path: Path
+) -> None:
+    (photo.parent / "empty.png").touch()
+    out, options = tmp_path / "run.1", ("--task", "denoise", "--sigma", "0.1")
+    assert restore(photo.parent, "-o", out, *options) == 1
+    assert files_below(out) == ["ddc-failures.json", "photo.png"]
+    assert restore(photo, "-o", out / "other.png", *options) == 0  # says nothing of the earlier run
+    assert files_below(out) == ["ddc-failures.json", "other.png", "photo.png"]
+
+
+def test_the_only_picture_that_fails_has_its_json_line_too(
+    restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.png").touch()
+    assert restore(tmp_path / "empty.png", "-o", tmp_path / "out", "--json") == 2
+    captured = capsys.readouterr()
+    (line,) = captured.out.splitlines()
+    assert set(json.loads(line)) == {"input", "error"} and captured.err.count("is empty") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--batch", "-2"), "expected 1 or more"),
+        (("--batch", "0"), "expected 1 or more"),
+        (("--quality", "300"), "from 1 to 100"),
+        (("--ext", "png"), "another format than --ext png"),
+        (("--task", "inpaint", "--mask", "nowhere.png"), "nowhere.png does not exist"),
+    ],
+)
+def test_settings_that_cannot_be(
+    restore: Callable[..., int],
+    photo: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    assert restore(photo, "-o", tmp_path / "new.jpg", *options) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1 and not (tmp_path / "new.jpg").exists()
+
+
 def test_a_launcher_of_several_processes_shares_the_list(
     restore: Callable[..., int], photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

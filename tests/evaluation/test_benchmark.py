@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -287,13 +288,42 @@ def test_worst_pictures_of_the_first_method_are_kept_and_others_are_not(
     assert not (tmp_path / "pictures" / pinv.folder).exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"size": SIZE + 2}, f"{SIZE + 2}×{SIZE + 2} pixels cannot be made 4 times smaller"),
+        ({"size": 16}, "expected at least 32 pixels"),
+        ({"batch_size": 0}, "--batch-size is 0; expected 1 or more"),
+        ({"samples": 0}, "--samples is 0; expected 1 or more"),
+        ({"task": "sr4:sigma=much"}, "sigma is 'much'; expected a number"),
+    ],
+)
+def test_settings_that_cannot_be_measured(
+    tiny_model: Path, pictures: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        Evaluate(
+            pictures, tmp_path / "run", str(tiny_model), **{"task": "sr4", "size": SIZE} | settings
+        ).run()
+
+
+def test_what_is_left_out_is_said(
+    tiny_model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = Evaluate(
+        pictures, tmp_path / "run", str(tiny_model), "pinv,ddrm", "jpeg10", "0", size=SIZE, limit=1
+    )
+    assert command.run() == 0
+    assert "left out ddrm on jpeg10: ddrm needs an operator with an SVD" in capsys.readouterr().err
+
+
 def test_solvers_are_parsed_and_capped() -> None:
     label, solver = parse_solver("pigdm:noise_blind=true:steps=7")
     assert label == "pigdm:noise_blind=true" and solver.steps == 7 and solver.noise_blind is True  # type: ignore[attr-defined]
     assert cap_evaluations(parse_solver("dps")[1], 20).steps == 20
     assert cap_evaluations(parse_solver("ddc")[1], 4).evaluations() == 4
     assert cap_evaluations(parse_solver("ddc")[1], 1).steps == 2
-    for wrong in ("nothing", "ddnm:colour=3", "ddnm:eta"):
+    for wrong in ("nothing", "ddnm:colour=3", "ddnm:eta", "ddnm:eta=much", "ddnm:steps=0"):
         with pytest.raises(UserError):
             parse_solver(wrong)
 

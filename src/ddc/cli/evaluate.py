@@ -1,5 +1,6 @@
 """ddc evaluate: measure solvers on a folder of pictures."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,7 @@ class Evaluate(MeasuringOptions):
             evaluate,
             load_images,
             make_cases,
+            number,
             recorded_models,
             slow_note,
         )
@@ -57,6 +59,8 @@ class Evaluate(MeasuringOptions):
             return 0
         if outcome.left:
             print(outcome)
+        for left_out in outcome.skipped:
+            print(f"ddc: left out {left_out}", file=sys.stderr)
         if self.report and outcome.rows:
             notes = [str(outcome)] if outcome.left else []
             notes += [*slow_note(cases, images, options), *outcome.skipped]
@@ -68,15 +72,6 @@ class Evaluate(MeasuringOptions):
 
 def split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def number(text: str, what: str) -> float:
-    from ddc.errors import UserError
-
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"{what} is {text!r}; expected numbers separated by commas") from None
 
 
 def parse_models(text: str) -> dict[str, Path]:

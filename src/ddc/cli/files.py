@@ -78,11 +78,13 @@ class FileOptions:
         if not self.inputs:
             raise UserError("no picture was named; give files or folders")
         single = len(self.inputs) == 1 and not self.inputs[0].is_dir()
-        names_a_file = self.out.suffix.lower() in FORMATS and not self.out.is_dir()
+        names_a_file = self.names_a_file()
         if names_a_file and not single:
             raise UserError(
                 f"{self.out} names one picture, but there are several to do; give a folder with -o"
             )
+        if names_a_file and self.ext and FORMATS[self.out.suffix.lower()] != FORMATS[str(ext)]:
+            raise UserError(f"{self.out} names another format than --ext {self.ext}; leave one of them out")
         if self.out.suffix.lower() in OTHER_FORMATS and not self.out.is_dir():
             raise UserError(
                 f"{self.out.suffix} pictures cannot be written; expected one of {', '.join(sorted(FORMATS))}"
@@ -99,10 +101,24 @@ class FileOptions:
                 own = one.relative.suffix if one.relative.suffix.lower() in FORMATS else ".png"
                 target = self.out / one.relative.with_name(f"{one.relative.stem}{self.suffix}{ext or own}")
             items.append(Item(one.path, target))
+        if self.suffix:
+            items = self._without_results(items)
         self._refuse_collisions(items)
         first, count = self._part()
         items = items[first::count]
         return [item for item in items if not (self.skip_existing and item.target.exists())]
+
+    def names_a_file(self) -> bool:
+        """Whether --out is the name of the one result, and not a folder."""
+        from ddc.images import FORMATS
+
+        return self.out.suffix.lower() in FORMATS and not self.out.is_dir()
+
+    def _without_results(self, items: list[Item]) -> list[Item]:
+        """Leave out what an earlier run wrote beside its inputs: a_restored.png, where a.png is there."""
+        named = {path.resolve() for path in self.inputs}
+        results = {item.target.resolve() for item in items} - named
+        return [item for item in items if item.source.resolve() not in results]
 
     def _refuse_collisions(self, items: list[Item]) -> None:
         sources = {item.source.resolve() for item in items}
@@ -115,7 +131,8 @@ class FileOptions:
                 )
             if target in taken:
                 raise UserError(
-                    f"{taken[target]} and {item.source} would both become {item.target}; do them one after another"
+                    f"{taken[target]} and {item.source} would both become {item.target}; "
+                    "do them one after another, into different folders"
                 )
             taken[target] = item.source
 
@@ -132,9 +149,10 @@ class FileOptions:
 
     @property
     def manifest(self) -> Path:
+        """The list of failures, in the folder of the results."""
         first, count = self._part()
         name = "ddc-failures.json" if count == 1 else f"ddc-failures-{first + 1}-of-{count}.json"
-        return (self.out.parent if self.out.suffix else self.out) / name
+        return self.out / name
 
 
 @dataclass
@@ -155,22 +173,23 @@ class Report:
             self.echo(str(item.target))
 
     def failed(self, item: Item, error: UserError) -> None:
-        if self.count == 1:
-            raise error  # the only one: the command itself has failed
         self.failures.append({"input": str(item.source), "error": str(error)})
-        print(f"ddc: {error}", file=sys.stderr)
         if self.options.json:
             self.echo(json.dumps(self.failures[-1]))
+        if self.count == 1:
+            raise error  # the only one: the command itself has failed
+        print(f"ddc: {error}", file=sys.stderr)
 
     def exit_code(self) -> int:
         from ddc.images import appearing
 
-        manifest = self.options.manifest
         if not self.failures:
-            manifest.unlink(missing_ok=True)  # of an earlier run
+            if not self.options.names_a_file():
+                self.options.manifest.unlink(missing_ok=True)  # of an earlier run
             return 0
         if not self.done:
             raise UserError(f"none of the {self.count} pictures could be done; the reasons are above")
+        manifest = self.options.manifest
         with appearing(manifest) as temporary:
             temporary.write_text(json.dumps(self.failures, indent=2, ensure_ascii=False) + "\n")
         print(

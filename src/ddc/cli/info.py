@@ -10,6 +10,8 @@ import tyro
 if TYPE_CHECKING:
     from torch import nn
 
+    from ddc.consistency import DataConsistency
+
 
 @dataclass(frozen=True)
 class Info:
@@ -17,7 +19,8 @@ class Info:
     and versions here."""
 
     model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
-    """The model folder; left out, the one that comes with the package, if it is there."""
+    """A model's folder, or that of its prior or its network alone; left out, the model that comes with the
+    package, if it is there."""
     size: int = 256
     """Side of the picture that FLOPs are counted for."""
     json: bool = False
@@ -37,15 +40,23 @@ class Info:
         return 0
 
     def _model(self) -> dict[str, Any]:
-        from ddc.pipeline import RestorationPipeline
+        from ddc.consistency import DataConsistency
+        from ddc.pipeline import RestorationPipeline, pick_device
 
+        if self.model is not None and DataConsistency.is_in(self.model):  # as `ddc train ddc` exports it
+            network = DataConsistency.from_pretrained(self.model)
+            return {
+                "folder": str(self.model),
+                "megabytes": _megabytes(self.model),
+                "network": self._consistency(network),
+            }
         pipe = RestorationPipeline.from_pretrained(self.model)
         prior, schedule = pipe.prior, pipe.prior.schedule
         assert pipe.folder is not None
         facts: dict[str, Any] = {
             "folder": str(pipe.folder),
             "megabytes": _megabytes(pipe.folder),
-            "tile": pipe.tile,
+            "tile": (pipe.to("cpu", fast=False) if pick_device("auto").type == "cpu" else pipe).tile,
         }
         facts["prior"] = {
             **self._network(prior.unet),
@@ -59,8 +70,11 @@ class Info:
             },
         }
         if pipe.network is not None:
-            facts["network"] = {**self._network(pipe.network.unet), "inputs": ["x0", *pipe.network.inputs]}
+            facts["network"] = self._consistency(pipe.network)
         return facts
+
+    def _consistency(self, network: "DataConsistency") -> dict[str, Any]:
+        return {**self._network(network.unet), "inputs": ["x0", *network.inputs]}
 
     def _network(self, unet: "nn.Module") -> dict[str, Any]:
         import torch
@@ -97,7 +111,8 @@ def _here() -> dict[str, Any]:
     from ddc.problems import TASKS
     from ddc.solvers import SOLVERS
 
-    devices = [f"cpu ({torch.get_num_threads()} threads)"]
+    threads = torch.get_num_threads()
+    devices = [f"cpu ({threads} thread{'s' if threads > 1 else ''})"]
     devices += [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
     devices += ["mps"] if torch.backends.mps.is_available() else []
     versions = {"python": platform.python_version()}

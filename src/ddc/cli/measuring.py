@@ -49,6 +49,13 @@ class MeasuringOptions:
     def options(self, out: Path, samples: int = 1) -> "Options":
         """Refuses what is missing; the clock of --minutes starts here."""
         started = time.monotonic()
+        for name, value in {
+            "batch-size": self.batch_size,
+            "samples": samples,
+            "slow-limit": self.slow_limit,
+        }.items():
+            if value is not None and value < 1:
+                raise UserError(f"--{name} is {value}; expected 1 or more")
         from ddc.evaluation.benchmark import Options
         from ddc.evaluation.inception import find_inception
         from ddc.evaluation.report import check_packages

@@ -97,6 +97,10 @@ class Restore(FileOptions):
         from ddc.pipeline import make_solver
         from ddc.problems import check_sigma, make_problem, task_family
 
+        if self.batch is not None and self.batch < 1:
+            raise UserError(f"--batch {self.batch} is no number of pictures; expected 1 or more")
+        if not 1 <= self.quality <= 100:
+            raise UserError(f"--quality {self.quality} is not known; expected a number from 1 to 100")
         options = {}
         for text in self.solver_option:
             key, equals, value = text.partition("=")

@@ -36,7 +36,7 @@ from ddc.fast import can_compile, prepare_compiler
 from ddc.images import Picture, to_internal, to_unit
 from ddc.networks import run_unet, unet_size_multiple
 from ddc.noise import Noise, derive_seed
-from ddc.pipeline import pick_device, prior_folder
+from ddc.pipeline import make_solver, pick_device, prior_folder
 from ddc.priors import Prior
 from ddc.problems import Problem, make_problem, measure_named
 from ddc.solvers import SOLVERS
@@ -48,6 +48,7 @@ T = TypeVar("T")
 Precision = Literal["fp32", "bf16", "fp16"]
 KEY = ("model", "task", "sigma", "solver", "steps")
 WORST = 3  # pictures kept of the worst results of each case
+SMALLEST = 32  # pixels of a side that AlexNet needs
 SLOW = 200  # network evaluations above which a solver is called slow
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -178,6 +179,8 @@ def bundled_images(size: int = 256, limit: int | None = None) -> list[Image]:
 
 def crop_centre(pixels: Tensor, size: int, name: str) -> Tensor:
     height, width = pixels.shape[1:]
+    if size < SMALLEST:
+        raise UserError(f"the size is {size}; expected at least {SMALLEST} pixels, for LPIPS sees no fewer")
     if min(height, width) < size:
         raise UserError(f"{name} has {width}×{height} pixels; expected at least {size}×{size} for its centre")
     top, left = (height - size) // 2, (width - size) // 2
@@ -187,23 +190,14 @@ def crop_centre(pixels: Tensor, size: int, name: str) -> Tensor:
 def parse_solver(text: str) -> tuple[str, Solver]:
     """A solver from "ddnm", or with settings: "pigdm:noise_blind=true:steps=50". Also its label: all but steps."""
     name, *settings = text.split(":")
-    if name not in SOLVERS:
-        raise UserError(f"there is no solver {name!r}; expected one of {', '.join(SOLVERS)}")
-    kind = SOLVERS[name]
-    fields = {field.name for field in dataclasses.fields(kind)}
     values = {}
     for setting in settings:
         key, _, value = setting.partition("=")
-        if key not in fields or not value:
-            raise UserError(
-                f"{name} has no setting {setting!r}; expected name=value with one of {sorted(fields)}"
-            )
-        try:
-            values[key] = json.loads(value)
-        except ValueError:
-            values[key] = value
+        if not value:
+            raise UserError(f"{name}'s setting {setting!r} has no value; expected name=value, as in steps=50")
+        values[key] = value
     label = ":".join([name, *(s for s in settings if not s.startswith("steps="))])
-    return label, kind(**values)
+    return label, make_solver(name, options=values)
 
 
 def cap_evaluations(solver: Solver, max_nfe: int | None) -> Solver:
@@ -370,6 +364,13 @@ def fingerprint(files: dict[str, Path]) -> str:
     return digest.hexdigest()[:16]
 
 
+def number(text: str, what: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{what} is {text!r}; expected a number") from None
+
+
 def make_cases(
     models: Models,
     tasks: Sequence[str],
@@ -385,14 +386,14 @@ def make_cases(
     cases = []
     for named in tasks:
         task, _, own = named.partition(":sigma=")
-        for sigma in [own] if own else sigmas:
+        for sigma in [number(own, "sigma")] if own else sigmas:
             for text in solvers:
                 label, solver = parse_solver(text)
                 repeated = steps and solver.evaluations()
                 runs = [dataclasses.replace(solver, steps=n) for n in steps] if repeated else [solver]
                 for model in models.distinct_for(solver):
                     for run in runs:
-                        cases.append(Case(model, task, float(sigma), label, cap_evaluations(run, max_nfe)))
+                        cases.append(Case(model, task, sigma, label, cap_evaluations(run, max_nfe)))
     return list({case.key: case for case in cases}.values())  # capped runs can coincide
 
 
@@ -585,10 +586,12 @@ def check_compiler(device: torch.device) -> None:
 
 
 def why_not(case: Case, models: Models, image: Image) -> str | None:
-    """Why a case cannot be run: the solver's maths does not take the task, or a network is missing."""
-    problem = make_problem(
-        case.task, case.sigma, size=(image.pixels.shape[1], image.pixels.shape[2]), seeds=[0]
-    )
+    """Why a case cannot be run: the solver's maths does not take the task or size, or a network is missing."""
+    height, width = image.pixels.shape[1:]
+    problem = make_problem(case.task, case.sigma, size=(height, width), seeds=[0])
+    scale = problem.operator.scale
+    if height % scale or width % scale:
+        return f"{width}×{height} pixels cannot be made {scale} times smaller; choose another --size"
     try:
         case.solver.check(problem)
         models.parts(case, problem)

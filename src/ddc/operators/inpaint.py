@@ -183,6 +183,8 @@ def read_mask(path: str | Path) -> Tensor:
     import numpy as np
     from PIL import Image, ImageOps, UnidentifiedImageError
 
+    if not Path(path).is_file():
+        raise UserError(f"the mask {path} does not exist; give a PNG of 0 (a hole) and 255 (known)")
     try:
         with Image.open(path) as picture:
             upright = ImageOps.exif_transpose(picture)
