@@ -236,7 +236,7 @@ def smooth_picture(side: int) -> Tensor:
 def test_tiles_share_one_noise_field(pipe: RestorationPipeline) -> None:
     """With a solver that looks at no neighbour, tiles must give exactly the untiled picture."""
     y = crops(1, 150)[0]
-    settings: dict[str, Any] = {"solver": "ddnm", "steps": 3}
+    settings: dict[str, Any] = {"solver": "ddnm", "steps": 3, "sigma": 0.0}
     whole = pipe(y, "denoise", tile=0, **settings).picture.tensor
     tiled = pipe(y, "denoise", tile=64, **settings).picture.tensor
     assert (whole - tiled).abs().max() < 1e-4
@@ -348,6 +348,26 @@ def test_bad_pictures_are_refused(pipe: RestorationPipeline) -> None:
         pipe([], "denoise")
     with pytest.raises(UserError, match=r"\(H, W, 3\)"):
         pipe(np.zeros((8, 8), np.uint8), "denoise")
+    with pytest.raises(UserError, match="from 0 to 255; expected"):
+        pipe(torch.linspace(0, 255, 192).reshape(3, 8, 8), "denoise")
+
+
+def test_pixels_of_every_kind_are_one_picture(pipe: RestorationPipeline) -> None:
+    levels = data.astronaut()[:16, :16].copy()
+    tensor = torch.from_numpy(levels).permute(2, 0, 1)
+    kinds = (levels, levels / 255, tensor, tensor / 255, levels[None] / np.float32(255))
+    results = [pipe(kind, "sr2", sigma=0.1).picture.tensor for kind in kinds]
+    assert all(torch.allclose(result, results[0], atol=1e-5) for result in results[1:])
+    assert pipe(tensor / 127.5 - 1, "sr2").notes[0][0].endswith("expected [0, 1]: take (x + 1) / 2")
+
+
+def test_what_is_left_out_of_a_call(pipe: RestorationPipeline) -> None:
+    picture = crops(1, 16)[0]
+    assert pipe(picture, "denoise").sigma[0] > 0  # estimated, as the command does
+    mask = np.ones((16, 16), np.uint8)
+    mask[4:8, 4:8] = 0
+    assert pipe(picture, "inpaint", mask=mask).picture.size == (16, 16)
+    assert len(repr(pipe(picture, "sr2"))) < 600  # no pixels
 
 
 def test_a_blur_said_too_strong_is_spoken_of(

@@ -13,7 +13,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,12 +90,16 @@ def to_unit(x: Tensor) -> Tensor:
 class Picture:
     """Pixels as they are stored, and what is kept beside them."""
 
-    pixels: Pixels  # (H, W, 3); uint8, uint16, or float32 in [0, 1]; grey is three equal channels
-    alpha: Pixels | None = None  # (H, W), of the same kind
+    pixels: Pixels = field(
+        repr=False
+    )  # (H, W, 3); uint8, uint16, or float32 in [0, 1]; grey is three equal channels
+    alpha: Pixels | None = field(default=None, repr=False)  # (H, W), of the same kind
     bits: int = 8  # of each channel in the file: 8, 16, or 32 for floating point
     grey: bool = False
-    icc: bytes | None = None
-    exif: bytes | None = None  # upright: the orientation has been applied and says so
+    icc: bytes | None = field(default=None, repr=False)
+    exif: bytes | None = field(
+        default=None, repr=False
+    )  # upright: the orientation has been applied and says so
     path: Path | None = None
 
     @property
@@ -232,7 +236,7 @@ def _from_pillow(path: Path, image: Any) -> Picture:
                 raise UserError(f"{path} has 32-bit whole numbers; expected 8 or 16 bits a channel")
             pixels = pixels.astype(np.uint16)
     elif image.mode == "F":
-        pixels = _checked_floats(path, np.array(image))
+        pixels = checked_floats(path, np.array(image))
     else:
         if image.mode == "CMYK":
             image, icc = _from_cmyk(image, icc), None
@@ -357,20 +361,20 @@ def _read_npy(path: Path) -> Picture:
         raise UserError(f"{path} has the shape {shape}; expected (H, W), (H, W, 3) or (3, H, W)")
     _check_size(path, pixels.shape)
     if pixels.dtype.kind == "f":
-        pixels = _checked_floats(path, pixels)
+        pixels = checked_floats(path, pixels)
     elif pixels.dtype not in (np.uint8, np.uint16):
         raise UserError(f"{path} holds {pixels.dtype} values; expected floats in [0, 1], uint8 or uint16")
     return _assemble(np.ascontiguousarray(pixels), path=path)
 
 
-def _checked_floats(path: Path, pixels: Pixels) -> Pixels:
+def checked_floats(name: str | Path, pixels: Pixels) -> Pixels:
     """float32, without NaN; noise may reach a little beyond [0, 1], another scale may not."""
     pixels = pixels.astype(np.float32)
     if not np.isfinite(pixels).all():
-        raise UserError(f"{path} has NaN or infinite pixels; expected numbers in [0, 1]")
+        raise UserError(f"{name} has NaN or infinite pixels; expected numbers in [0, 1]")
     if pixels.min() < -1.5 or pixels.max() > 2.5:
         raise UserError(
-            f"{path} has values from {pixels.min():.3g} to {pixels.max():.3g}; expected [0, 1]: divide by 255 or 65535"
+            f"{name} has values from {pixels.min():.3g} to {pixels.max():.3g}; expected [0, 1]: divide by 255 or 65535"
         )
     return pixels
 

@@ -14,7 +14,7 @@ import time
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,15 @@ from torch import Tensor
 
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
-from ddc.images import ROUNDING_8_BIT, Picture, estimate_sigma, jpeg_noise, jpeg_quality, to_internal
+from ddc.images import (
+    ROUNDING_8_BIT,
+    Picture,
+    checked_floats,
+    estimate_sigma,
+    jpeg_noise,
+    jpeg_quality,
+    to_internal,
+)
 from ddc.noise import Noise, derive_seed
 from ddc.operators.base import LinearOperator, Operator, check_adjoint
 from ddc.operators.blur import GaussianBlur, KernelBlur
@@ -72,9 +80,11 @@ class RestorationResult:
     """What came out, one entry for each picture that went in."""
 
     pictures: list[Picture]  # the restored pictures; the first sample of each
-    samples: list[list[Picture]]  # all samples of each
-    mean: list[Picture]  # over the samples
-    std: list[Tensor]  # of each pixel over the samples, (3, H, W) in [0, 1] units; zero for one sample
+    samples: list[list[Picture]] = field(repr=False)  # all samples of each
+    mean: list[Picture] = field(repr=False)  # over the samples
+    std: list[Tensor] = field(
+        repr=False
+    )  # of each pixel over the samples, (3, H, W) in [0, 1] units; zero for one sample
     seconds: float  # in all
     evaluations: int  # of a network, for one sample of the last picture, over all its tiles
     seed: int
@@ -186,14 +196,14 @@ class RestorationPipeline:
         images: Image | Sequence[Image],
         task: str | Operator = "sr4",
         *,
-        sigma: float | Literal["auto"] = 0.0,
+        sigma: float | Literal["auto"] | None = None,
         solver: str | Solver = "ddc",
         steps: int | None = None,
         options: Mapping[str, Any] | None = None,
         seed: int = 0,
         samples: int = 1,
         names: Sequence[str] | None = None,
-        mask: Tensor | str | Path | None = None,
+        mask: Tensor | np.ndarray | str | Path | None = None,
         kernel: Tensor | str | Path | None = None,
         operator_file: str | None = None,
         tile: int | None = None,
@@ -204,13 +214,15 @@ class RestorationPipeline:
     ) -> RestorationResult:
         """Restore one picture or several.
 
-        images: files, `Picture`s, Pillow images, (H, W, 3) arrays, or (3, H, W) tensors in [0, 1]
+        images: files, `Picture`s, Pillow images, (H, W, 3) arrays, or (3, H, W) tensors; floats are in [0, 1]
         task: a name (see `ddc.problems.TASKS`), "jpeg" for the quality that a file says, or an operator
-        sigma: the noise of the pictures in [0, 1] units, or "auto" to estimate it from each
+        sigma: the noise of the pictures in [0, 1] units, or "auto" to estimate it from each; left out, it is
+            "auto" for the task denoise and 0 for the others
         solver, steps, options: the algorithm, its length, and its other settings by name
         seed: of all randomness, with each picture's name (a file's name, `names`, or else its index)
         samples: how many restorations of each picture
-        mask, kernel, operator_file: what the tasks inpaint, blur and custom need
+        mask, kernel, operator_file: what the tasks inpaint, blur and custom need; a mask is 1 where the
+            picture is known, and 0 in its holes
         tile: the side of a tile in pixels; None is the model's own, 0 never cuts
         batch: pictures of one size, or tiles, that are restored together; None chooses
         callback: called after each step of each tile; progress: called with the share that is done
@@ -225,6 +237,10 @@ class RestorationPipeline:
             raise UserError(f"samples must be at least 1, not {samples}")
         if tile is not None and tile != 0 and tile < SMALLEST_TILE:
             raise UserError(f"a tile must be at least {SMALLEST_TILE} pixels (or 0: never cut), not {tile}")
+        if sigma is None:
+            sigma = "auto" if task == "denoise" else 0.0
+        if isinstance(mask, np.ndarray):
+            mask = torch.from_numpy(mask)
         method = make_solver(solver, steps, options)
         operators = _Operators(task, mask, kernel, operator_file)
         jobs: list[_Job] = []
@@ -235,6 +251,7 @@ class RestorationPipeline:
                 problem = self.problem(picture, operators, sigma)
                 self.check(method, problem)
                 self.warn_of_lack_of_training(method, problem)
+                warn_of_range(picture)
                 warn_of_misfit(picture, problem)
             if operators.use_alpha():
                 picture = dataclasses.replace(picture, alpha=None)
@@ -670,13 +687,25 @@ def pick_device(name: str | torch.device) -> torch.device:
     return device
 
 
+def warn_of_range(picture: Picture) -> None:
+    """Say so where floating-point pixels seem to be in [-1, 1]; noise would go beyond white, too."""
+    pixels = picture.pixels
+    if pixels.dtype == np.float32 and pixels.min() < -0.5 and pixels.max() <= 1:
+        logger.warning(
+            "%s has values from %.2f to %.2f; expected [0, 1]: take (x + 1) / 2",
+            picture.path or "the picture",
+            pixels.min(),
+            pixels.max(),
+        )
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
 
 
 def _as_pictures(images: Image | Sequence[Image]) -> list[Picture]:
-    if isinstance(images, Tensor) and images.dim() == 4:
+    if isinstance(images, (Tensor, np.ndarray)) and images.ndim == 4:
         images = list(images)
     if isinstance(images, (str, Path, Picture, Tensor, np.ndarray, PIL.Image.Image)):
         images = [images]
@@ -695,17 +724,19 @@ def _as_picture(image: Image) -> Picture:
             pixels = np.asarray(image.convert("RGBA"))
             return Picture(pixels[:, :, :3], pixels[:, :, 3])
         image = np.asarray(image.convert("RGB"))
-    if isinstance(image, np.ndarray):
-        if image.ndim != 3 or image.shape[2] != 3 or image.dtype not in (np.uint8, np.uint16, np.float32):
-            raise UserError(
-                f"an array is (H, W, 3) of uint8, uint16 or float32, not {image.shape} of {image.dtype}"
-            )
-        if image.dtype != np.float32:
-            return Picture(image, bits=8 * image.dtype.itemsize)
-        image = torch.from_numpy(image).permute(2, 0, 1)
-    if not bool(torch.isfinite(image).all()):
-        raise UserError("the picture has NaN or infinite pixels; expected numbers in [0, 1]")
-    return Picture.from_tensor(image, bits=32)
+    if isinstance(image, Tensor):
+        if image.dim() != 3 or image.shape[0] not in (1, 3):
+            raise UserError(f"a picture's tensor is (3, H, W), not {tuple(image.shape)}")
+        image = image.detach().cpu().expand(3, -1, -1).permute(1, 2, 0)
+        image = (image.float() if image.is_floating_point() else image).numpy()
+    floating = np.issubdtype(image.dtype, np.floating)
+    if image.ndim != 3 or image.shape[2] != 3 or not (floating or image.dtype in (np.uint8, np.uint16)):
+        raise UserError(
+            f"a picture is (H, W, 3) of uint8, uint16 or floating point, not {image.shape} of {image.dtype}"
+        )
+    if not floating:
+        return Picture(image, bits=8 * image.dtype.itemsize)
+    return Picture(checked_floats("the picture", image), bits=32)
 
 
 def _groups(jobs: Sequence[_Job], batch: int) -> Iterator[list[_Job]]:

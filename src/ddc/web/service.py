@@ -240,8 +240,10 @@ class Service:
         """Measure this computer's speed once, on a small picture."""
         solver = "ddc" if self.pipe.network is not None else "ddnm"
         grey = np.full((128, 128, 3), 128, np.uint8)
-        self.pipe(grey, "denoise", solver=solver, steps=1)  # the first run of all is slower
-        self._timed(lambda: self.pipe(grey, "denoise", solver=solver, steps=2), make_solver(solver, 2))
+        self.pipe(grey, "denoise", sigma=0.0, solver=solver, steps=1)  # the first run of all is slower
+        self._timed(
+            lambda: self.pipe(grey, "denoise", sigma=0.0, solver=solver, steps=2), make_solver(solver, 2)
+        )
 
     def _timed(self, run: Callable[[], RestorationResult], solver: Solver) -> RestorationResult:
         result = run()
