@@ -65,6 +65,17 @@ def test_prior_then_network_then_export(pictures: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "k").exists()
 
 
+def test_counts_below_one_are_refused(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path / "p.json")
+    for option in ("--batch-size", "--save-every"):
+        words = [*quick_arguments(pictures, tmp_path / "z"), "--network", str(config), option, "0"]
+        assert main(["train", "prior", *words]) == 2
+        assert f"{option} is 0; expected 1 or more" in capsys.readouterr().err
+    assert not (tmp_path / "z").exists()
+
+
 def test_bridge_and_denoiser_are_found_by_their_solvers(pictures: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "b.json", in_channels=3)
     words = quick_arguments(pictures, tmp_path / "b", steps=1)

@@ -27,7 +27,11 @@ class Info:
     """Print JSON."""
 
     def run(self) -> int:
+        from ddc.errors import UserError
         from ddc.pipeline import DEFAULT_MODEL
+
+        if self.size < 1:
+            raise UserError(f"--size is {self.size}; expected the side of a picture in pixels, such as 256")
 
         facts: dict[str, Any] = {}
         if self.model is not None or (DEFAULT_MODEL / "prior").is_dir():

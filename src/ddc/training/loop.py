@@ -114,6 +114,10 @@ def train(
 ) -> Progress:
     """Train until the steps or the minutes are over; save, export, and say how it went."""
     start = time.monotonic()
+    for name in ("steps", "batch_size", "accumulate", "crop", "workers", "save_every", "keep", "log_every"):
+        if getattr(settings, name) < 1:
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} is {getattr(settings, name)}; expected 1 or more")
     try:
         from accelerate import Accelerator
     except ImportError:
