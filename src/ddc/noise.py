@@ -18,7 +18,7 @@ _MASK = 0xFFFFFFFF
 
 def derive_seed(seed: int, name: str | int) -> int:
     """A seed for one image, from the seed people give and the image's name or index."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}/{name}".encode(errors="surrogateescape")).digest()
     return int.from_bytes(digest[:4], "little")
 
 

@@ -140,6 +140,22 @@ def test_the_list_of_failures_lies_in_the_folder_of_the_results(
     assert files_below(out) == ["ddc-failures.json", "other.png", "photo.png"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_names_that_are_no_text(tiny_model: Path, photo: Path, tmp_path: Path, encoding: str) -> None:
+    name = os.fsdecode(b"\xff \xc3\xbc.png")
+    photo.rename(photo.with_name(name))
+    out = tmp_path / "out"
+    words = ["restore", photo.parent, "-o", out, "--task", "denoise", "--sigma", "0.1", "--model", tiny_model]
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    ran = subprocess.run(
+        [sys.executable, "-m", "ddc", *map(str, words)], capture_output=True, env=environment
+    )
+    assert ran.returncode == 0 and b"Traceback" not in ran.stderr
+    assert [file.name for file in out.iterdir()] == [name]
+    assert ran.stdout.strip().endswith(os.fsencode(name) if encoding == "utf-8" else rb"\udcff \xfc.png")
+
+
 def test_the_only_picture_that_fails_has_its_json_line_too(
     restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -42,8 +43,17 @@ def usage() -> str:
     )
 
 
+def _print_any_name() -> None:
+    """A file's name that the terminal cannot show must not end a run; in UTF-8 its own bytes are printed."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            utf8 = stream.encoding.lower() in ("utf-8", "utf8")
+            stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. 0: done; 1: some files failed; 2: nothing could be done; 130: interrupted."""
+    _print_any_name()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage(), file=sys.stdout if arguments else sys.stderr)

@@ -191,7 +191,8 @@ class Report:
             raise UserError(f"none of the {self.count} pictures could be done; the reasons are above")
         manifest = self.options.manifest
         with appearing(manifest) as temporary:
-            temporary.write_text(json.dumps(self.failures, indent=2, ensure_ascii=False) + "\n")
+            text = json.dumps(self.failures, indent=2, ensure_ascii=False) + "\n"
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
         print(
             f"ddc: {len(self.failures)} of {self.count} pictures failed; they are listed in {manifest}",
             file=sys.stderr,
