@@ -421,3 +421,14 @@ def test_the_noise_that_jpeg_left(tmp_path: Path, quality: int, scale: int) -> N
     assert 0.3 * error < jpeg_noise(picture) < 1.5 * error
     picture.write(tmp_path / "a.png")
     assert jpeg_noise(Picture.read(tmp_path / "a.png")) == 0 == jpeg_noise(Picture(picture.pixels))
+
+
+def test_pages_that_are_not_read_are_spoken_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pages = [Image.new("RGB", (8, 6), colour) for colour in ("red", "blue")]
+    for name in ("scan.tiff", "moving.webp"):
+        pages[0].save(tmp_path / name, save_all=True, append_images=pages[1:], lossless=True)
+        assert Picture.read(tmp_path / name).pixels[0, 0].tolist() == [255, 0, 0]
+        assert f"{name} has 2 pages; the first is read" in caplog.text
+    caplog.clear()
+    pages[0].save(tmp_path / "one.tiff")
+    assert Picture.read(tmp_path / "one.tiff").size == (6, 8) and not caplog.text

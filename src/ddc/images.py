@@ -192,6 +192,13 @@ def _read(path: Path) -> Picture:
             warnings.simplefilter("ignore")  # our own limit is checked below; odd EXIF is no reason to speak
             with Image.open(path) as image:
                 _check_size(path, image.size)
+                pages = getattr(image, "n_frames", 1)
+                if pages > 1 and image.format in (
+                    "TIFF",
+                    "WEBP",
+                    "PNG",
+                ):  # in others these are small previews
+                    logger.warning("%s has %d pages; the first is read", path, pages)
                 return _from_pillow(path, image)
     except UserError:
         raise
