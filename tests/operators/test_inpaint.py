@@ -91,8 +91,8 @@ def test_masks_from_files(tmp_path: Path) -> None:
     for name in ("grey.png", "alpha.png", "bits.png", "opaque.png", "turned.png"):
         assert torch.equal(read_mask(tmp_path / name), expected), name
     (tmp_path / "text.png").write_text("not a picture")
-    for name in ("text.png", "missing.png"):
-        with pytest.raises(UserError, match="cannot be read"):
+    for name, says in (("text.png", "cannot be read"), ("missing.png", "does not exist")):
+        with pytest.raises(UserError, match=says):
             read_mask(tmp_path / name)
 
 
