@@ -399,6 +399,8 @@ def test_a_note_is_logged_once_and_returned_each_time(
     assert coloured == [[caplog.messages[1:]]] * 2 and "not trained for colorize" in coloured[0][0][0]
     assert len(caplog.messages) == 2
     assert pipe(crops(1, 16)[0], "colorize", steps=1, solver="ddnm").notes == [[]]
+    ((noisy,),) = pipe(crops(1, 16)[0], "sr4", sigma=0.3, steps=1).notes
+    assert "not trained for noise above 0.1" in noisy
 
 
 def test_jpeg_files_bring_their_own_noise(

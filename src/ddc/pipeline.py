@@ -57,6 +57,7 @@ from ddc.tiling import (
 logger = logging.getLogger("ddc")
 
 DEFAULT_MODEL = Path(__file__).parent / "models" / "default"
+MOST_NOISE = 0.1  # that it was trained for, in [0, 1] units
 DEFAULT_TILE = 256  # pixels; what the networks are trained at, and compiled for on CUDA
 MEASURED_STEPS = 3  # of the first tile, to forecast the time of all
 FINE_JPEG = 90  # a quality from which on a JPEG hardly differs from what it was made of
@@ -307,13 +308,17 @@ class RestorationPipeline:
         self.prior.schedule.pairs(solver.steps)
 
     def warn_of_lack_of_training(self, solver: Solver, problem: Problem) -> None:
-        """Say so where the network never saw the task."""
-        unknown = isinstance(problem.operator, Colorize) or problem.operator.scale > 8
+        """Say so where the network never saw the task, or as much noise."""
+        unknown = None
+        if isinstance(problem.operator, Colorize) or problem.operator.scale > 8:
+            unknown = problem.name
+        elif float(problem.sigma_y) > 1.5 * MOST_NOISE:
+            unknown = f"noise above {MOST_NOISE:g}"
         if unknown and "network" in solver.needs and self.folder == DEFAULT_MODEL:
             logger.warning(
                 "the model that ships was not trained for %s, so expect little of it; "
                 "the solver ddnm needs no training",
-                problem.name,
+                unknown,
             )
 
     def parts(self, solver: Solver, problem: Problem) -> dict[str, Any]:
