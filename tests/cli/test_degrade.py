@@ -40,6 +40,14 @@ def test_inpainting_carries_its_mask(photo: Path, tmp_path: Path, ext: str) -> N
     assert (y.tensor[:, ~kept] - 0.5).abs().max() < 0.51 / 255
 
 
+def test_a_hole_larger_than_the_picture_is_refused(
+    photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert degrade(photo, tmp_path / "y.png", "--task", "box999") == 2
+    assert "box999 leaves nothing of photo.png, 96×64; name a smaller hole" in capsys.readouterr().err
+    assert not (tmp_path / "y.png").exists()
+
+
 def test_what_was_degraded_can_be_restored(photo: Path, tmp_path: Path, tiny_model: Path) -> None:
     assert degrade(photo, tmp_path / "y", "--task", "inpaint50") == 0
     options = ["--task", "inpaint", "--solver", "ddnm", "--steps", "3", "--model", str(tiny_model)]

@@ -91,6 +91,11 @@ class Degrade(FileOptions):
         measured = Picture.from_tensor((y[0] + 1) / 2)
         alpha = None
         if observed is not None:
+            if not observed.any():
+                height, width = picture.size
+                raise UserError(
+                    f"{self._task()} leaves nothing of {name}, {width}×{height}; name a smaller hole"
+                )
             alpha = (observed[0, 0] * 255).to(torch.uint8).numpy()
         elif picture.alpha is not None and measured.size == picture.size:
             alpha = picture.alpha
