@@ -90,16 +90,14 @@ def to_unit(x: Tensor) -> Tensor:
 class Picture:
     """Pixels as they are stored, and what is kept beside them."""
 
-    pixels: Pixels = field(
-        repr=False
-    )  # (H, W, 3); uint8, uint16, or float32 in [0, 1]; grey is three equal channels
+    # (H, W, 3); uint8, uint16, or float32 in [0, 1]; grey is three equal channels
+    pixels: Pixels = field(repr=False)
     alpha: Pixels | None = field(default=None, repr=False)  # (H, W), of the same kind
     bits: int = 8  # of each channel in the file: 8, 16, or 32 for floating point
     grey: bool = False
     icc: bytes | None = field(default=None, repr=False)
-    exif: bytes | None = field(
-        default=None, repr=False
-    )  # upright: the orientation has been applied and says so
+    # upright: the orientation has been applied and says so
+    exif: bytes | None = field(default=None, repr=False)
     path: Path | None = None
 
     @property
@@ -193,11 +191,8 @@ def _read(path: Path) -> Picture:
             with Image.open(path) as image:
                 _check_size(path, image.size)
                 pages = getattr(image, "n_frames", 1)
-                if pages > 1 and image.format in (
-                    "TIFF",
-                    "WEBP",
-                    "PNG",
-                ):  # in others these are small previews
+                # in others these are small previews
+                if pages > 1 and image.format in ("TIFF", "WEBP", "PNG"):
                     logger.warning("%s has %d pages; the first is read", path, pages)
                 return _from_pillow(path, image)
     except UserError:

@@ -83,9 +83,8 @@ class RestorationResult:
     pictures: list[Picture]  # the restored pictures; the first sample of each
     samples: list[list[Picture]] = field(repr=False)  # all samples of each
     mean: list[Picture] = field(repr=False)  # over the samples
-    std: list[Tensor] = field(
-        repr=False
-    )  # of each pixel over the samples, (3, H, W) in [0, 1] units; zero for one sample
+    # of each pixel over the samples, (3, H, W) in [0, 1] units; zero for one sample
+    std: list[Tensor] = field(repr=False)
     seconds: float  # in all
     evaluations: int  # of a network, for one sample of the last picture, over all its tiles
     seed: int
@@ -177,8 +176,8 @@ class RestorationPipeline:
                 "this pipeline is on the fast path of its device already; load it again to move it"
             )
         self.device = pick_device(device)
-        if self.device.type == "cpu" and self.tile == DEFAULT_TILE:
-            self.tile = CPU_TILE
+        if self.tile == DEFAULT_TILE:
+            self.tile = default_tile(self.device)
         self._parts.clear()
         if fast and self.device.type in ("cpu", "cuda"):
             from ddc.fast import accelerate_models
@@ -690,6 +689,11 @@ def pick_device(name: str | torch.device) -> torch.device:
             f"the device {str(name)!r} is not there; expected auto, cpu, cuda, cuda:1 or mps"
         ) from None
     return device
+
+
+def default_tile(device: torch.device) -> int:
+    """The side of a tile where none was chosen."""
+    return CPU_TILE if device.type == "cpu" else DEFAULT_TILE
 
 
 def warn_of_range(picture: Picture) -> None:

@@ -45,7 +45,7 @@ class Info:
 
     def _model(self) -> dict[str, Any]:
         from ddc.consistency import DataConsistency
-        from ddc.pipeline import RestorationPipeline, pick_device
+        from ddc.pipeline import RestorationPipeline, default_tile, pick_device
 
         if self.model is not None and DataConsistency.is_in(self.model):  # as `ddc train ddc` exports it
             network = DataConsistency.from_pretrained(self.model)
@@ -60,7 +60,7 @@ class Info:
         facts: dict[str, Any] = {
             "folder": str(pipe.folder),
             "megabytes": _megabytes(pipe.folder),
-            "tile": (pipe.to("cpu", fast=False) if pick_device("auto").type == "cpu" else pipe).tile,
+            "tile": default_tile(pick_device("auto")),
         }
         facts["prior"] = {
             **self._network(prior.unet),
