@@ -96,6 +96,15 @@ def test_levels_and_blocks_must_agree() -> None:
         CompactUNet(**(TINY | {"decoder_blocks": (1, 1)}))
 
 
+def test_widths_must_fit_groups_and_heads() -> None:
+    with pytest.raises(UserError, match=r"channels \[10\] are no multiples of groups \(4\)"):
+        CompactUNet(**(TINY | {"channels": (10, 16), "groups": 4}))
+    with pytest.raises(
+        UserError, match="16 channels, the last of them, cannot be divided among 3 attention heads"
+    ):
+        CompactUNet(**(TINY | {"channels": (8, 16), "groups": 4, "head_dim": 5}))
+
+
 def test_padding_mirrors_and_repeats_where_the_picture_is_too_small() -> None:
     x = torch.arange(6.0).view(1, 1, 2, 3)
     padded = pad_to_multiple(x, 4)

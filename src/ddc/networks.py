@@ -47,6 +47,16 @@ class CompactUNet(nn.Module):
                 f"a U-Net of {len(channels)} levels needs {len(channels)} encoder_blocks and "
                 f"{len(channels) - 1} decoder_blocks, not {len(encoder_blocks)} and {len(decoder_blocks)}"
             )
+        uneven = [width for width in channels if width % groups]
+        if uneven:
+            raise UserError(
+                f"channels {uneven} are no multiples of groups ({groups}); choose widths that are"
+            )
+        if channels[-1] % max(channels[-1] // head_dim, 1):
+            raise UserError(
+                f"{channels[-1]} channels, the last of them, cannot be divided among {channels[-1] // head_dim} "
+                f"attention heads (head_dim {head_dim}); change either"
+            )
         self.config: dict[str, Any] = {
             "in_channels": in_channels,
             "out_channels": out_channels,

@@ -36,6 +36,7 @@ from ddc.evaluation.report import (
     Page,
     Table,
     busiest_window,
+    markdown_row,
     quality_plots,
     ranked,
     with_interval,
@@ -176,6 +177,27 @@ def test_a_run_of_other_settings_is_refused(tiny_model: Path, pictures: Path, tm
     changed = [benchmark.Image(images[0].name, 255 - images[0].pixels)]
     with pytest.raises(UserError, match="another picture"):
         evaluate(cases, changed, models, Options(tmp_path))
+
+
+def test_rows_of_the_prior_stay_when_its_network_is_another(
+    tiny_model: Path, pictures: Path, tmp_path: Path
+) -> None:
+    folder, out = tmp_path / "model", tmp_path / "run"
+    shutil.copytree(tiny_model / "prior", folder / "prior")
+    images = load_images(pictures, SIZE, 1)
+
+    def run(solver: str) -> list[Any]:
+        models = Models({"ours": folder})
+        evaluate(make_cases(models, ["sr4"], [0], [solver]), images, models, Options(out))
+        return read_rows(out)[0]
+
+    (baseline,) = run("ddnm:steps=2")
+    shutil.copytree(tiny_model / "network", folder / "network")  # trained later
+    assert run("ddc:steps=2")[0] == baseline
+    weights = folder / "network" / "config.json"
+    weights.write_text(weights.read_text() + "\n")
+    with pytest.raises(UserError, match="model ours: other weights"):
+        run("ddnm:steps=2")
 
 
 def test_what_cannot_run_is_said_and_the_rest_is_measured(
@@ -348,8 +370,10 @@ def test_a_fingerprint_is_of_what_computes(tiny_model: Path, tmp_path: Path) -> 
     shutil.copytree(tiny_model / "network", tmp_path / "alone" / "network")
     (tmp_path / "alone" / "README.md").write_text("a card")
     (tmp_path / "alone" / "network" / "training.json").write_text("{}")
-    models = Models({name: tmp_path / name for name in ("whole", "alone")})
-    assert models.fingerprint("alone") == models.fingerprint("whole")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "network").symlink_to(tiny_model / "network")
+    models = Models({name: tmp_path / name for name in ("whole", "alone", "linked")})
+    assert models.fingerprint("alone") == models.fingerprint("whole") == models.fingerprint("linked")
     assert models.millions("alone") == models.millions("whole") > 0
 
     changed = tmp_path / "whole" / "prior" / "scheduler" / "scheduler_config.json"
@@ -405,6 +429,10 @@ def test_the_window_with_most_detail(tmp_path: Path) -> None:
     Pillow.fromarray(pixels).save(tmp_path / "a.png")
     left, top, right, bottom = busiest_window(tmp_path / "a.png")
     assert left <= 30 and right >= 80 and top <= 100 and bottom >= 140
+
+
+def test_columns_of_a_markdown_table_stay_apart() -> None:
+    assert markdown_row(["method", "mean |kurtosis|"]) == r"| method | mean \|kurtosis\| |"
 
 
 def test_text_in_a_report_is_escaped(tiny_model: Path, pictures: Path, tmp_path: Path) -> None:

@@ -211,9 +211,12 @@ def test_paper_defaults() -> None:
     assert DiffPIR().setting("zeta", Problem(Bicubic(4))) == 0.1
     assert REDdiff().setting("lr", Problem(JPEG(10))) == 0.1
     assert REDdiff().setting("lr", Problem(Bicubic(4))) == 0.5
-    assert DDS().weight(Problem(GaussianBlur())) == 1.0
-    assert DDS().weight(Problem(Bicubic(8))) == 64.0
-    assert DDS(gamma=1.0).weight(Problem(Bicubic(8))) == 1.0
+    assert DDS().weights(Problem(GaussianBlur(), 0.05)) == (1.0, 1.0)
+    assert DDS().weights(Problem(Bicubic(8), 0.05)) == (1.0, 64.0)
+    assert DDS().weights(Problem(Bicubic(8), 0.0)) == (0.0, 64.0)
+    one_noisy = Problem(Bicubic(8), torch.tensor([0.0, 0.05]))
+    assert DDS().weights(one_noisy)[0].flatten().tolist() == [0.0, 1.0]
+    assert DDS(gamma=1.0).weights(Problem(Bicubic(8), 0.0)) == (1.0, 1.0)
     assert CDDB().setting("c", Problem(JPEG(10))) == 0.5
     assert CDDB().setting("c", Problem(Bicubic(4))) == 1.0
     assert CDDB(c=0.3).setting("c", Problem(JPEG(10))) == 0.3

@@ -208,12 +208,15 @@ def reference_pigdm(solver: PiGDM, sigma: float) -> Moments:
 
 
 def reference_dds(solver: DDS, sigma: float) -> Moments:
-    y, gamma = measurement(sigma), solver.gamma or 0.0
-    inverse = np.linalg.inv(I + gamma * A.T @ A)
+    y, gamma = measurement(sigma), solver.gamma or 1.0
+    keep = np.linalg.inv(I + gamma * A.T @ A)
+    pull = keep @ (gamma * A.T)
+    if solver.gamma is None and sigma == 0:  # x̂0 counts where A says nothing
+        keep, pull = I - np.linalg.pinv(A) @ A, np.linalg.pinv(A)
 
     def step(t: int, s: int) -> Affine:
         K, k, _, _ = PRIOR.denoiser(t)
-        return noise_rule(t, s, inverse @ K, inverse @ (k + gamma * A.T @ y), solver.eta)
+        return noise_rule(t, s, keep @ K, keep @ k + pull @ y, solver.eta)
 
     return recursion(PRIOR.schedule.pairs(solver.steps), step, WHITE)
 
@@ -289,7 +292,8 @@ REFERENCES: list[tuple[str, Solver, Callable[..., Moments]]] = [
     ("pigdm, noise-blind", PiGDM(noise_blind=True), reference_pigdm),
     ("pigdm, score factor", PiGDM(score_factor=True), reference_pigdm),
     ("pigdm, η = 0.5", PiGDM(eta=0.5, score_factor=True), reference_pigdm),
-    ("dds", DDS(gamma=1.0), reference_dds),
+    ("dds", DDS(), reference_dds),
+    ("dds, γ = 2", DDS(gamma=2.0), reference_dds),
     ("diffpir", DiffPIR(zeta=0.1), reference_diffpir),
     ("i2sb", I2SB(), reference_bridge),
     ("cddb", CDDB(), reference_bridge),

@@ -349,7 +349,8 @@ def moved(thing: T, device: torch.device) -> T:
 def computing_files(folder: Path) -> dict[str, Path]:
     """The settings and weights of a folder's networks, by their names in it."""
     settings = {"config.json", "scheduler_config.json"}
-    files = (p for p in sorted(folder.rglob("*")) if p.name in settings or p.suffix == ".safetensors")
+    found = (Path(place, name) for place, _, names in os.walk(folder, followlinks=True) for name in names)
+    files = sorted(path for path in found if path.name in settings or path.suffix == ".safetensors")
     return {path.relative_to(folder).as_posix(): path for path in files}
 
 
@@ -805,16 +806,29 @@ def fixed_settings(options: Options, images: Sequence[Image]) -> dict[str, Any]:
 
 def check_protocol(options: Options, models: Models, images: Sequence[Image]) -> None:
     """A run of other settings is refused: its rows could not be compared. The machine may be another."""
-    old, fixed = read_protocol(options.out), fixed_settings(options, images)
-    known = old.get("models", {})
+    old, fixed, known = (
+        read_protocol(options.out),
+        fixed_settings(options, images),
+        recorded_models(options.out),
+    )
     differences = [f"{k} {old[k]} (now {fixed[k]})" for k in fixed if old and old.get(k) != fixed[k]]
     differences += [
         f"model {name}: other weights"
         for name in models.folders
-        if name in known and known[name]["sha256"] != models.fingerprint(name)
+        if name in known and not same_to_rows(known[name], models.fingerprint(name), name, options.out)
     ]
     if differences:
         raise UserError(f"{options.out} was measured with {', '.join(differences)}; use another --out")
+
+
+def same_to_rows(before: str, now: str, model: str, folder: Path) -> bool:
+    """Whether the rows of a model would be the same now. Those of solvers that use nothing but its prior stay when
+    another network is put beside that."""
+    if before == now:
+        return True
+    used = {row["solver"].partition(":")[0] for row in read_rows(folder)[0] if row["model"] == model}
+    prior_alone = all(set(SOLVERS[name].needs) <= {"prior"} for name in used)
+    return prior_alone and before.rpartition("-")[2] == now.rpartition("-")[2]
 
 
 def write_protocol(

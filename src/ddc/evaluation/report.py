@@ -3,7 +3,7 @@
 import base64
 import importlib.util
 import io
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -209,12 +209,15 @@ def markdown(page: Page, tables: Sequence[Table], protocol: dict[str, Any]) -> s
             lines += [f"## {heading}", ""] if heading else []
             lines += [*(f"- {item}" for item in items), ""]
     for table in tables:
-        lines += [f"## {table.title}", "", "| " + " | ".join(table.columns) + " |"]
-        lines += ["|" + "---|" * len(table.columns)]
-        lines += ["| " + " | ".join(marks[c.place].format(c.text) for c in row) + " |" for row in table.rows]
+        lines += [f"## {table.title}", "", markdown_row(table.columns), "|" + "---|" * len(table.columns)]
+        lines += [markdown_row(marks[cell.place].format(cell.text) for cell in row) for row in table.rows]
         lines += [""]
     lines += ["## Protocol", "", *(f"- {name}: {text}" for name, text in protocol_lines(protocol))]
     return "\n".join(lines) + "\n"
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
 def latex(tables: Sequence[Table]) -> str:

@@ -1,4 +1,4 @@
-"""DDS, "Decomposed Diffusion Sampling" (Chung, Lee and Ye 2024, arXiv 2303.05754), Algorithm 1.
+"""DDS, "Decomposed Diffusion Sampling" (Chung, Lee and Ye 2024, arXiv 2303.05754).
 
 A few conjugate-gradient iterations from x̂0 towards the measurement.
 """
@@ -27,7 +27,7 @@ class DDS(Solver):
     eta: float = 0.85
     """The share η of fresh noise in each step."""
     gamma: float | None = None
-    """The weight γ of the measurement against x̂0; None is 1 for an A of norm 1, hence scale² for smaller pictures."""
+    """The weight γ of the measurement against x̂0; None is scale² (1 for an A of norm 1), or all without noise."""
     cg_iterations: int = 5
     """Conjugate-gradient iterations in each step."""
 
@@ -46,15 +46,16 @@ class DDS(Solver):
         pairs = schedule.pairs(self.steps)
         shape = image_shape(y, problem)
         size = shape[-2:]
-        gamma = self.weight(problem)
+        keep, gamma = self.weights(problem)
+        keep = keep.to(y)
         pull = gamma * A.adjoint(y, size)  # γAᵀy
 
         x = noise.normal(shape)  # x_T ~ N(0, I)
         for i, (t, s) in enumerate(pairs):
             prediction = prior.predict(x, t)
-            x0 = conjugate_gradient(  # (I + γAᵀA) x = x̂0 + γAᵀy, exactly so many iterations
-                lambda p: p + gamma * A.adjoint(A(p), size),
-                prediction.x0 + pull,
+            x0 = conjugate_gradient(  # (I + γAᵀA) x = x̂0 + γAᵀy, or AᵀA x = Aᵀy; exactly so many iterations
+                lambda p: keep * p + gamma * A.adjoint(A(p), size),
+                keep * prediction.x0 + pull,
                 prediction.x0,
                 self.cg_iterations,
                 tolerance=0.0,
@@ -64,6 +65,13 @@ class DDS(Solver):
                 callback(Step(i, len(pairs), t, x0, prediction.noise))
         return x
 
-    def weight(self, problem: Problem) -> float:
-        """γ. The singular values of a mean over scale² pixels reach 1/scale, those of the other operators 1."""
-        return float(problem.operator.scale**2) if self.gamma is None else self.gamma
+    def weights(self, problem: Problem) -> tuple[Tensor, float]:
+        """Those of x̂0, for each image, and of y.
+
+        Where y has no noise it alone counts, and x̂0 is where the iterations start. The singular values of a mean
+        over scale² pixels reach 1/scale, those of the other operators 1.
+        """
+        if self.gamma is not None:
+            return torch.ones(()), self.gamma
+        noisy = torch.as_tensor(problem.sigma) > 0
+        return noisy.float(), float(problem.operator.scale**2)
