@@ -408,6 +408,8 @@ def test_models_are_named(tmp_path: Path) -> None:
 def test_places_and_intervals() -> None:
     assert [cell.place for cell in ranked([1.0, 3.001, None, 3.0, 2.0], 2, True)] == [0, 1, 0, 1, 2]
     assert [cell.place for cell in ranked([1.0, 2.0], 2, None)] == [0, 0]
+    few = ranked([9.0, 1.0, 2.0], 2, True, counts=[10, 100, 100])  # the mean of other pictures
+    assert [(cell.text, cell.place) for cell in few] == [("9.00", 0), ("1.00", 2), ("2.00", 1)]
     assert half_width([1.0]) is None
     assert half_width([0.0, 2.0]) == pytest.approx(12.706, abs=1e-3)  # t(1) = 12.706, s/√n = 1
     assert with_interval(Cell("20.00"), {"n": 5, "psnr_ci": 0.5}).text == "20.00 ± 0.50"

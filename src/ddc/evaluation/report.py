@@ -131,7 +131,7 @@ def result_tables(summary: list[Row], page: Page) -> list[Table]:
             values = [row.get(key) for _, row, _ in lines]
             if any(value is not None for value in values):
                 heads.append(heading if key != "consistency" or sigma else "‖Ax−y‖")
-                cells = ranked(values, decimals, BETTER.get(key))
+                cells = ranked(values, decimals, BETTER.get(key), [row["n"] for _, row, _ in lines])
                 if key == "psnr":
                     cells = [with_interval(c, row) for c, (_, row, _) in zip(cells, lines, strict=True)]
                 columns.append(cells)
@@ -152,7 +152,10 @@ def sweep_table(summary: list[Row]) -> Table:
     cells = []
     for task, sigma in dict.fromkeys((row["task"], row["sigma"]) for row in summary):
         rows = [row for row in summary if (row["task"], row["sigma"]) == (task, sigma)]
-        columns = [ranked([row.get(key) for row in rows], FIGURES[key][1], BETTER.get(key)) for key in keys]
+        counts = [row["n"] for row in rows]
+        columns = [
+            ranked([row.get(key) for row in rows], FIGURES[key][1], BETTER.get(key), counts) for key in keys
+        ]
         for row, figures in zip(rows, zip(*columns, strict=True), strict=True):
             texts = [method_name(row, summary), task, f"{sigma:g}", str(row["steps"]), str(row["n"])]
             psnr, *others = figures
@@ -167,14 +170,22 @@ def with_interval(cell: Cell, row: Row) -> Cell:
     return cell if row.get("n", 0) < FEWEST else Cell(f"{cell.text} ± {row['psnr_ci']:.2f}", cell.place)
 
 
-def ranked(values: Sequence[float | None], decimals: int, higher: bool | None) -> list[Cell]:
-    """Cells of one column. What reads the same to the given decimals shares its place."""
+def ranked(
+    values: Sequence[float | None], decimals: int, higher: bool | None, counts: Sequence[int] | None = None
+) -> list[Cell]:
+    """Cells of one column. What reads the same to the given decimals shares its place; means over fewer pictures
+    than the others' (`counts`) have none, for they are of other pictures."""
     texts = ["–" if value is None else f"{value:.{decimals}f}" for value in values]
-    if higher is None or len({text for text in texts if text != "–"}) < 2:
+    most = max(counts or [0], default=0)
+    compared = [text != "–" and (counts is None or counts[i] == most) for i, text in enumerate(texts)]
+    ranks = {float(text) for text, taken in zip(texts, compared, strict=True) if taken}
+    if higher is None or len(ranks) < 2:
         return [Cell(text) for text in texts]
-    order = sorted({float(text) for text in texts if text != "–"}, reverse=higher)
+    order = sorted(ranks, reverse=higher)
     places = {f"{value:.{decimals}f}": place for place, value in enumerate(order[:2], 1)}
-    return [Cell(text, places.get(text, 0)) for text in texts]
+    return [
+        Cell(text, places.get(text, 0) if taken else 0) for text, taken in zip(texts, compared, strict=True)
+    ]
 
 
 def paired_table(paired: list[Row], summary: list[Row]) -> list[Table]:
