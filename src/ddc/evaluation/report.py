@@ -131,7 +131,7 @@ def result_tables(summary: list[Row], page: Page) -> list[Table]:
             values = [row.get(key) for _, row, _ in lines]
             if any(value is not None for value in values):
                 heads.append(heading if key != "consistency" or sigma else "‖Ax−y‖")
-                cells = ranked(values, decimals, BETTER.get(key), [row["n"] for _, row, _ in lines])
+                cells = ranked(values, decimals, BETTER.get(key), [row.get("n", 0) for _, row, _ in lines])
                 if key == "psnr":
                     cells = [with_interval(c, row) for c, (_, row, _) in zip(cells, lines, strict=True)]
                 columns.append(cells)
