@@ -1,0 +1,41 @@
+"""The scripts that make and measure what ships: every command of theirs is one that `ddc` understands."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from code_blocks import parse_only
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+PARTS = {
+    name: re.findall(r"^#   ([\w-]+)(?:, ([\w-]+))?  ", (SCRIPTS / name).read_text(), re.MULTILINE)
+    for name in ("train_default.sh", "measure_default.sh")
+}
+PLACES = dict.fromkeys(("DATA", "IMAGES", "VALIDATION", "FACES"), "pictures.tar")
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The script, with its commands written instead of run."""
+    environment = os.environ | PLACES | {"DDC": "echo ddc"}
+    command = ["bash", str(SCRIPTS / script), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("script", "part"), [(script, part) for script, found in PARTS.items() for part in sum(found, ()) if part]
+)
+def test_every_part_is_understood(script: str, part: str) -> None:
+    done = run(script, part, *(["1.5"] if script.startswith("train") else []))
+    commands = done.stdout.splitlines()
+    assert done.returncode == 0 and commands, done.stderr
+    kinds = {parse_only(command) for command in commands}
+    assert kinds <= ({"train"} if script.startswith("train") else {"evaluate", "reproduce"})
+
+
+@pytest.mark.parametrize("script", PARTS)
+def test_what_is_no_part_shows_the_parts(script: str) -> None:
+    done = run(script, "nonsense", "1")
+    assert done.returncode == 2 and "PART" in done.stderr and not done.stdout
+    assert all(part in done.stderr for part in sum(PARTS[script], ()) if part)
