@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from code_blocks import parse_only
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"

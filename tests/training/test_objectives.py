@@ -9,6 +9,7 @@ import pytest
 import torch
 from training_parts import tiny, tiny_objective, tiny_prior
 
+from ddc.errors import UserError
 from ddc.noise import Noise, derive_seed
 from ddc.perceptual import LPIPS
 from ddc.problems import Problem
@@ -21,7 +22,7 @@ from ddc.training.data import Draws, find_sources, load_pool
 from ddc.training.ddc import kl_of_step
 from ddc.training.dncnn import DnCNNObjective
 from ddc.training.prior import PriorObjective
-from ddc.training.tasks import TaskMix, parse_tasks
+from ddc.training.tasks import TaskMix, parse_tasks, task_weights
 
 
 @pytest.fixture
@@ -69,6 +70,25 @@ def test_the_ddc_loss_is_its_three_terms(draws: Draws) -> None:
     assert float(terms["loss"]) == pytest.approx(float(total), rel=1e-5)
     without = tiny_objective(lpips=LPIPS("alex"), w_lpips=0.0)
     assert "lpips" not in without.losses(without.module, draws, 2, 0)
+
+
+def test_a_task_may_have_its_own_weight_of_lpips(pictures: Path) -> None:
+    def loss(**weights: Any) -> float:
+        objective = tiny_objective(tasks="sr4", lpips=LPIPS("alex"), w_mse=0.0, w_kl=0.0, **weights)
+        draws = Draws(load_pool(find_sources([pictures]), 32), 32, seed=2)
+        return float(objective.losses(objective.module, draws, 3, 0)["loss"].detach())
+
+    plain = loss(w_lpips=0.1)
+    assert loss(w_lpips=0.0, w_lpips_of={"sr4": 0.3}) == pytest.approx(3 * plain, rel=1e-4)
+    assert loss(w_lpips=0.1, w_lpips_of={"sr8": 0.3}) == pytest.approx(plain, rel=1e-6)
+
+
+def test_weights_of_tasks_are_parsed() -> None:
+    tasks = parse_tasks("sr4,inpaint92:2,sr2-8")
+    assert task_weights("inpaint92=0.4, sr4=0", tasks) == {"inpaint92": 0.4, "sr4": 0.0}
+    for wrong in ("sr8=1", "sr2-8=1", "sr4", "sr4=x", "sr4=-1", "sr4=nan"):
+        with pytest.raises(UserError, match="expected"):
+            task_weights(wrong, tasks)
 
 
 def test_lpips_looks_at_another_place_in_every_step() -> None:

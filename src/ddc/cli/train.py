@@ -93,6 +93,8 @@ class TrainDDC(LoopSettings):
     """Weight of the mean squared error."""
     w_lpips: float = 0.1
     """Weight of LPIPS (AlexNet); 0 is the paper's "w/o LPIPS"."""
+    w_lpips_of: str = ""
+    """Weights of LPIPS for single tasks, in place of --w-lpips: inpaint92=0.4,sr8=0.2."""
     lpips_shift: int = 8
     """Move pictures by up to so many pixels before LPIPS looks at every fourth of them; 0 is the paper's loss, and leaves a weave."""
     w_kl: float = 1e-3
@@ -112,7 +114,7 @@ class TrainDDC(LoopSettings):
         from ddc.priors import Prior
         from ddc.training.ddc import DDCObjective, check_schedules
         from ddc.training.loop import train
-        from ddc.training.tasks import TaskMix, parse_tasks
+        from ddc.training.tasks import TaskMix, parse_tasks, task_weights
 
         torch.manual_seed(self.seed)
         prior = Prior.from_pretrained(self.prior)
@@ -140,6 +142,7 @@ class TrainDDC(LoopSettings):
             self.trajectory_share,
             self.trajectory_steps,
             self.lpips_shift,
+            task_weights(self.w_lpips_of, [task for _, mix in mixes for task in mix.tasks]),
             self._validation_tasks(),
         )
         train(objective, self)

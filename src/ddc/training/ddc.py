@@ -6,6 +6,7 @@ for a whole run of the sampler, one step of it per training step, so that the ne
 will meet, at no extra cost.
 """
 
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,6 +60,7 @@ class DDCObjective(Objective):
     trajectory_share: float = 0.0  # of the batch; 0 is the paper's Algorithm 2
     trajectory_steps: tuple[int, ...] = (5,)
     lpips_shift: int = 8  # pixels; 0 is the paper's loss
+    w_lpips_of: Mapping[str, float] = field(default_factory=dict)  # of single tasks, in place of w_lpips
     validation_tasks: tuple[tuple[str, float], ...] = ()
     slots: Slots | None = field(default=None, init=False)
 
@@ -105,15 +107,19 @@ class DDCObjective(Objective):
         kl = kl_of_step(schedule, slots.x, x0_y, slots.truth, t, z, prediction.v)
         loss = self.w_mse * mse + self.w_kl * kl
         terms = {"mse": mse.detach(), "kl": kl.detach()}
-        if self.lpips is not None and self.w_lpips > 0:
-            distance = self.lpips(*self._shifted(step, x0_y, slots.truth)).mean()
-            loss = loss + self.w_lpips * distance
-            terms["lpips"] = distance.detach()
+        if self.lpips is not None and any((self.w_lpips, *self.w_lpips_of.values())):
+            distance = self.lpips(*self._shifted(step, x0_y, slots.truth))
+            loss = loss + (self._lpips_weights(slots) * distance).mean()
+            terms["lpips"] = distance.detach().mean()
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             slots.x = schedule.posterior(slots.x, x0_y.detach(), t, s, z, prediction.v)
             slots.stage = [k + 1 if k >= 0 else k for k in slots.stage]
         self._prepare_next(draws, draws.advance(len(self._done(slots))))
         return {"loss": loss, **terms}
+
+    def _lpips_weights(self, slots: Slots) -> Tensor:
+        weights = [self.w_lpips_of.get(draw.task, self.w_lpips) for draw in slots.draws]
+        return on_device(weights, slots.x.device, slots.x.dtype)
 
     def _shifted(self, step: int, *pictures: Tensor) -> tuple[Tensor, ...]:
         """The pictures, moved round their borders to another place in every step.

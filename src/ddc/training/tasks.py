@@ -92,6 +92,23 @@ def parse_tasks(text: str) -> tuple[TaskRange, ...]:
     return tasks
 
 
+def task_weights(text: str, tasks: Sequence[TaskRange]) -> dict[str, float]:
+    """ "inpaint92=0.4,sr8=0.2" → the weight of each of these tasks."""
+    names = [task.name for task in tasks if task.family is None]
+    weights = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = part.partition("=")
+        if name not in names:
+            raise UserError(f"a weight is given to {name!r}; expected one of the tasks {', '.join(names)}")
+        try:
+            weights[name] = float(value)
+        except ValueError:
+            weights[name] = -1.0
+        if not weights[name] >= 0:
+            raise UserError(f"{part!r} is no weight; expected a task and a number from 0 on, as in sr8=0.2")
+    return weights
+
+
 def single_task(name: str) -> TaskRange:
     """One task, of which nothing is drawn but masks and noise."""
     task = TaskRange.parse(name)
