@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ddc.operators import OPERATORS, LinearOperator, Operator, SVDOperator
-from ddc.operators.base import SINGULAR_CUTOFF, Size, check_adjoint
+from ddc.operators.base import SINGULAR_CUTOFF, Size, check_adjoint, conjugate_gradient
 from ddc.operators.blur import GaussianBlur, KernelBlur, motion_kernel
+from ddc.operators.colorize import Colorize
 from ddc.operators.inpaint import Inpaint, random_mask, stroke_mask
 from ddc.operators.superres import AveragePool, Bicubic
 
@@ -214,6 +215,14 @@ def test_default_size_of_the_inverse_maps() -> None:
         y = operator(normal(2, 3, 120, 120))
         assert operator.adjoint(y).shape == operator.pinv(y).shape == (2, 3, 120, 120), operator
         assert operator.to_image(y).shape == (2, 3, 120, 120)
+
+
+def test_conjugate_gradients_stop_at_rounding() -> None:
+    """AᵀA of a grey picture has a null space; iterations past the answer would blow up what rounding leaves there."""
+    A = Colorize()
+    start, y = normal(2, 3, 8, 8, dtype=torch.float32), A(normal(2, 3, 8, 8, seed=1, dtype=torch.float32))
+    found = conjugate_gradient(lambda p: A.adjoint(A(p)), A.adjoint(y), start, 8, tolerance=1e-5)
+    assert (found - start - A.pinv(y - A(start), (8, 8))).abs().max() < 1e-5
 
 
 def test_projection_explains_the_measurement_without_noise() -> None:

@@ -185,7 +185,7 @@ def conjugate_gradient(
     r = b - apply(x)
     p = r
     rr = dot(r, r)
-    target = tolerance**2 * dot(b, b)
+    target = tolerance**2 * torch.maximum(dot(b, b), rr)
     for _ in range(iterations):
         if not x.is_cuda and bool((rr <= target).all()):  # on a GPU, looking would cost more than going on
             break

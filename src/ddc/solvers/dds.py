@@ -29,7 +29,7 @@ class DDS(Solver):
     gamma: float | None = None
     """The weight γ of the measurement against x̂0; None is scale² (1 for an A of norm 1), or all without noise."""
     cg_iterations: int = 5
-    """Conjugate-gradient iterations in each step."""
+    """Conjugate-gradient iterations in each step, at most."""
 
     @torch.no_grad()
     def solve(
@@ -48,17 +48,18 @@ class DDS(Solver):
         size = shape[-2:]
         keep, gamma = self.weights(problem)
         keep = keep.to(y)
+        rounding = 100 * torch.finfo(y.dtype).eps  # AᵀA has a null space, where what is left then would grow
         pull = gamma * A.adjoint(y, size)  # γAᵀy
 
         x = noise.normal(shape)  # x_T ~ N(0, I)
         for i, (t, s) in enumerate(pairs):
             prediction = prior.predict(x, t)
-            x0 = conjugate_gradient(  # (I + γAᵀA) x = x̂0 + γAᵀy, or AᵀA x = Aᵀy; exactly so many iterations
+            x0 = conjugate_gradient(  # (I + γAᵀA) x = x̂0 + γAᵀy, or AᵀA x = Aᵀy
                 lambda p: keep * p + gamma * A.adjoint(A(p), size),
                 keep * prediction.x0 + pull,
                 prediction.x0,
                 self.cg_iterations,
-                tolerance=0.0,
+                rounding,
             )
             x = schedule.ddnm_noise_rule(x0, prediction.noise, s, noise.normal(shape), self.eta)
             if callback:
