@@ -21,7 +21,7 @@ network)
   $ddc train ddc $common $wide --prior "$models/prior" --init "$models/network" --learning-rate 3e-4 --warmup 100 \
     --ema 0.999 --decay-share 0.7 --w-lpips 0.25 --w-lpips-of inpaint92=0.4 --wide-sigma-max 0.15 \
     --trajectory-share 0.75 --trajectory-steps 5 5 5 5 2 2 3 3 10 \
-    --tasks sr4,sr8,gauss,inpaint92:3,jpeg10,denoise:0.5 ;;
+    --tasks sr4,sr8,gauss,inpaint92:2.5,jpeg10,denoise:0.5 ;;
 no-lpips)
   $ddc train ddc $common $wide --prior "$models/prior" --init "$variant/network" --learning-rate 3e-4 --warmup 100 \
     --ema 0.999 --decay-share 0.7 --w-lpips 0 --wide-share 0.3 --trajectory-share "${TRAJECTORY_SHARE:-0}" \
