@@ -1,6 +1,7 @@
 import io
 import struct
 import zlib
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ def ramp(height: int, width: int, channels: int = 3, top: int = 255) -> np.ndarr
     )
 
 
+@cache  # it holds the second it was made in
 def srgb_profile() -> bytes:
     return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
