@@ -46,7 +46,7 @@ EQUATIONS = {
     "cddb": "I²SB's step\nx_m ← x_m − c (α²/S_n²) ∇‖A x̂0 − y‖²",
     "i2sb": "x_m ~ N((α² x̂0 + S_m² x_n)/S_n², α² S_m²/S_n²)\nα² = S_n² − S_m²",
     "mcg": "x' = DPS's update\nx_s = (I − A†A) x' + A†(√ā_s y + √(1−ā_s) A z)",
-    "dds": "x̂0 ← CG on (I + γ AᵀA) x = x̂0 + γ Aᵀy\nx_s by DDNM's noise rule",
+    "dds": "x̂0 ← CG on (I + γ AᵀA) x = x̂0 + γ Aᵀy, at σ = 0 on AᵀA x = Aᵀy\nx_s by DDNM's noise rule",
     "diffpir": (
         "x̂0 ← argmin ‖A x − y‖² + ρ_t ‖x − x̂0‖²\nε̂' = (x_t − √ā_t x̂0)/√(1−ā_t)\n"
         "x_s = √ā_s x̂0 + √(1−ā_s) (√(1−ζ) ε̂' + √ζ z)"

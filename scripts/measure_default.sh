@@ -13,8 +13,8 @@
 #   steps       1 to 10 steps, 150 validation pictures
 #   spread      four samples of one measurement, 50 validation pictures
 #
-# VALIDATION, IMAGES and FACES name folders or archives, VGG16 the weights, OUT a folder (runs), DDC the command, WAY how to run. Rows
-# are written without a report; the same commands without --no-report make the pages, on any computer.
+# VALIDATION, IMAGES and FACES name folders or archives, VGG16 the weights, OUT a folder (runs), DDC the command, WAY how to
+# run. Rows are written without a report; the same commands without --no-report make the pages, on any computer.
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
 default=${MODELS:-$repository/src/ddc/models/default} variant=${VARIANT:-$repository/models/no-lpips}
@@ -43,7 +43,7 @@ for part in "$@"; do
   spread) $ddc evaluate $way --images "$VALIDATION" --limit 50 --batch-size 50 --keep 0 --task sr4,sr8,inpaint92 --sigma 0.05 --samples 4 \
     --model "default=$default" --out "$out/spread" ;;
   *)
-    sed -n '2,19p' "$0" >&2
+    sed -n '2,17p' "$0" >&2
     exit 2 ;;
   esac
 done

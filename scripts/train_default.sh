@@ -6,7 +6,7 @@
 #   i2sb-sr4, i2sb-jpeg10   the bridge networks of i2sb and cddb, from nothing
 #
 # DATA names the archives of photographs, RUNS a folder for the results (runs), DDC the command (ddc). Every 36th
-# picture is kept for validation. The exported model is in RUNS/PART.
+# picture is kept for validation. The exported model is in the folder RUNS/PART.
 set -euo pipefail
 part=$1 minutes=$2
 repository=$(cd "$(dirname "$0")/.." && pwd)

@@ -684,7 +684,7 @@ def pick_device(name: str | torch.device) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):  # torch's, by what is missing
+    except (RuntimeError, AssertionError, NotImplementedError):  # any of these is how torch says so
         raise UserError(
             f"the device {str(name)!r} is not there; expected auto, cpu, cuda, cuda:1 or mps"
         ) from None

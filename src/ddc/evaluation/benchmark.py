@@ -806,11 +806,8 @@ def fixed_settings(options: Options, images: Sequence[Image]) -> dict[str, Any]:
 
 def check_protocol(options: Options, models: Models, images: Sequence[Image]) -> None:
     """A run of other settings is refused: its rows could not be compared. The machine may be another."""
-    old, fixed, known = (
-        read_protocol(options.out),
-        fixed_settings(options, images),
-        recorded_models(options.out),
-    )
+    old, fixed = read_protocol(options.out), fixed_settings(options, images)
+    known = recorded_models(options.out)
     differences = [f"{k} {old[k]} (now {fixed[k]})" for k in fixed if old and old.get(k) != fixed[k]]
     differences += [
         f"model {name}: other weights"

@@ -103,7 +103,7 @@ def task_weights(text: str, tasks: Sequence[TaskRange]) -> dict[str, float]:
         try:
             weights[name] = float(value)
         except ValueError:
-            weights[name] = -1.0
+            weights[name] = float("nan")
         if not weights[name] >= 0:
             raise UserError(f"{part!r} is no weight; expected a task and a number from 0 on, as in sr8=0.2")
     return weights
