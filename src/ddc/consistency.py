@@ -107,11 +107,6 @@ class DataConsistency(nn.Module):
         return DataConsistency(load_network(folder, config), inputs, residual).eval()
 
     @staticmethod
-    def is_in(folder: str | Path) -> bool:
-        """Whether a folder is that of such a network, and not of a prior."""
-        return (Path(folder) / "config.json").is_file() and "inputs" in read_config(Path(folder))
-
-    @staticmethod
     def from_config(config: dict[str, Any]) -> "DataConsistency":
         config = dict(config)
         inputs: tuple[Input, ...] = tuple(config.pop("inputs", ("y",)))

@@ -5,12 +5,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ddc import __version__
 from ddc.cli import COMMANDS, available, main
+from ddc.solvers.base import find_part
 
 
 def test_help_answers_within_a_second() -> None:
@@ -69,6 +71,20 @@ def test_info_of_a_network_alone(tiny_model: Path, capsys: pytest.CaptureFixture
     assert model["network"]["inputs"] == ["x0", "y"] and "prior" not in model
     assert main(["restore", "any.png", "-o", "out", "--model", str(network)]) == 2
     assert "is a data-consistency network, not a prior" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "known"),
+    [("i2sb-sr4", "bridge", {"task": "sr4"}), ("dncnn", "denoiser", {"depth": 17, "sigma_y": 0.1})],
+)
+def test_info_of_the_networks_that_solvers_bring(
+    part: str, kind: str, known: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = find_part(part, None)
+    assert folder is not None
+    assert main(["info", str(folder), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["model"][kind]
+    assert known.items() <= facts.items() and facts["parameters"] > 500_000
 
 
 def test_info_for_people(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

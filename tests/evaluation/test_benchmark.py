@@ -43,7 +43,9 @@ from ddc.evaluation.report import (
     write_report,
 )
 from ddc.evaluation.results import COLUMNS, half_width, paired_differences, write_results
+from ddc.priors import Prior
 from ddc.problems import measure_named
+from ddc.solvers.bridge import Bridge
 
 SIZE = 32
 
@@ -198,6 +200,25 @@ def test_rows_of_the_prior_stay_when_its_network_is_another(
     weights.write_text(weights.read_text() + "\n")
     with pytest.raises(UserError, match="model ours: other weights"):
         run("ddnm:steps=2")
+
+
+def test_rows_of_a_bridge_do_not_stay_when_it_is_another(
+    tiny_model: Path, pictures: Path, tmp_path: Path
+) -> None:
+    folder, out = tmp_path / "model", tmp_path / "run"
+    shutil.copytree(tiny_model / "prior", folder / "prior")
+    Bridge(Prior.from_pretrained(folder / "prior").unet, "sr4").save_pretrained(folder / "i2sb-sr4")
+    models, images = Models({"ours": folder}), load_images(pictures, SIZE, 1)
+
+    def run(solver: str) -> int:
+        return evaluate(make_cases(models, ["sr4"], [0], [solver]), images, models, Options(out)).rows
+
+    assert run("i2sb:steps=2") == run("ddnm:steps=2") == 1
+    config = folder / "i2sb-sr4" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    with pytest.raises(UserError, match="ours/i2sb-sr4: other weights"):
+        run("i2sb:steps=2")
+    assert run("ddnm:steps=2") == 1  # it has no use for the bridge
 
 
 def test_what_cannot_run_is_said_and_the_rest_is_measured(

@@ -19,8 +19,8 @@ class Info:
     and versions here."""
 
     model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
-    """A model's folder, or that of its prior or its network alone; left out, the model that comes with the
-    package, if it is there."""
+    """A model's folder, or that of its prior or of another of its networks alone; left out, the model that comes
+    with the package, if it is there."""
     size: int = 256
     """Side of the picture that FLOPs are counted for."""
     json: bool = False
@@ -44,16 +44,10 @@ class Info:
         return 0
 
     def _model(self) -> dict[str, Any]:
-        from ddc.consistency import DataConsistency
         from ddc.pipeline import RestorationPipeline, default_tile, pick_device
 
-        if self.model is not None and DataConsistency.is_in(self.model):  # as `ddc train ddc` exports it
-            network = DataConsistency.from_pretrained(self.model)
-            return {
-                "folder": str(self.model),
-                "megabytes": _megabytes(self.model),
-                "network": self._consistency(network),
-            }
+        if self.model is not None and (alone := self._alone(self.model)):
+            return {"folder": str(self.model), "megabytes": _megabytes(self.model), **alone}
         pipe = RestorationPipeline.from_pretrained(self.model)
         prior, schedule = pipe.prior, pipe.prior.schedule
         assert pipe.folder is not None
@@ -76,6 +70,25 @@ class Info:
         if pipe.network is not None:
             facts["network"] = self._consistency(pipe.network)
         return facts
+
+    def _alone(self, folder: Path) -> dict[str, Any] | None:
+        """One network in a folder, as `ddc train ddc`, `i2sb` and `dncnn` export it."""
+        from ddc.consistency import DataConsistency
+        from ddc.networks import read_config
+        from ddc.solvers.bridge import Bridge
+        from ddc.solvers.dncnn import DnCNN
+
+        config = read_config(folder) if (folder / "config.json").is_file() else {}
+        if "inputs" in config:
+            return {"network": self._consistency(DataConsistency.from_pretrained(folder))}
+        if "task" in config:
+            bridge = Bridge.from_pretrained(folder)
+            known = {"task": bridge.task, "largest noise": bridge.sigma_max}
+            return {"bridge": {**self._network(bridge.unet), **known}}
+        if config.get("_class_name") == "DnCNN":
+            dncnn = DnCNN.from_pretrained(folder)
+            return {"denoiser": {"parameters": sum(p.numel() for p in dncnn.parameters()), **dncnn.config}}
+        return None
 
     def _consistency(self, network: "DataConsistency") -> dict[str, Any]:
         return {**self._network(network.unet), "inputs": ["x0", *network.inputs]}

@@ -40,7 +40,7 @@ from ddc.pipeline import make_solver, pick_device, prior_folder
 from ddc.priors import Prior
 from ddc.problems import Problem, make_problem, measure_named
 from ddc.solvers import SOLVERS
-from ddc.solvers.base import Solver, Step
+from ddc.solvers.base import Solver, Step, find_part
 from ddc.training.data import decode, find_sources
 
 Row = dict[str, Any]
@@ -288,6 +288,14 @@ class Models:
             parts["network"] = self.network(case.model)
         return self.prior(case.model) if "prior" in needs else None, parts
 
+    def own_parts(self, cases: Iterable[Case]) -> dict[str, str]:
+        """Hashes of the networks that solvers need beside the model's, by model and folder."""
+        prints = {}
+        for model, part in {(case.model, case.solver.part(case.task)): None for case in cases}:
+            if part and (folder := find_part(part, self.folders[model])):
+                prints[f"{model}/{part}"] = fingerprint(computing_files(folder))
+        return prints
+
     def distinct_for(self, solver: Solver) -> list[str]:
         """The models that this solver can tell apart: all by their networks, or those of different priors."""
         names = list(self.folders)
@@ -416,7 +424,8 @@ def evaluate(
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     options.out.mkdir(parents=True, exist_ok=True)
-    check_protocol(options, models, images)
+    parts = models.own_parts(cases)
+    check_protocol(options, models, images, parts)
     rows = RowFile(options.out, rank)
     share = list(images)[rank::world]
     check_pictures(rows, share)
@@ -443,7 +452,8 @@ def evaluate(
     if todo and not clock.late():
         metrics = Metrics(models.device, options.inception)
         if rank == 0:
-            write_protocol(options, models, images, protocol or {}, metrics)
+            known = read_protocol(options.out).get("parts", {})
+            write_protocol(options, models, images, {"parts": known | parts} | (protocol or {}), metrics)
         runs = {case: images_of(case, images, options) for case in cases if case not in skipped}
         leaders = first_cases(runs)
         kept = {
@@ -804,7 +814,7 @@ def fixed_settings(options: Options, images: Sequence[Image]) -> dict[str, Any]:
     }
 
 
-def check_protocol(options: Options, models: Models, images: Sequence[Image]) -> None:
+def check_protocol(options: Options, models: Models, images: Sequence[Image], parts: dict[str, str]) -> None:
     """A run of other settings is refused: its rows could not be compared. The machine may be another."""
     old, fixed = read_protocol(options.out), fixed_settings(options, images)
     known = recorded_models(options.out)
@@ -813,6 +823,10 @@ def check_protocol(options: Options, models: Models, images: Sequence[Image]) ->
         f"model {name}: other weights"
         for name in models.folders
         if name in known and not same_to_rows(known[name], models.fingerprint(name), name, options.out)
+    ]
+    before = old.get("parts", {})
+    differences += [
+        f"{name}: other weights" for name in parts if before.get(name, parts[name]) != parts[name]
     ]
     if differences:
         raise UserError(f"{options.out} was measured with {', '.join(differences)}; use another --out")

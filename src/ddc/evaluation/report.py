@@ -268,6 +268,9 @@ def protocol_lines(protocol: dict[str, Any]) -> list[tuple[str, str]]:
                 f"{model}: {facts['millions']:g} million parameters, sha256 {facts['sha256']}"
                 for model, facts in value.items()
             )
+        elif name == "parts":
+            name = "networks of solvers"
+            value = "; ".join(f"{part}: sha256 {digest}" for part, digest in value.items())
         elif name == "size":
             value = "×".join(map(str, value))
         elif isinstance(value, list):

@@ -66,6 +66,10 @@ class Solver(ABC):
             f"Use {problem.suggested_solvers()}."
         )
 
+    def part(self, task: str) -> str | None:
+        """The name of the folder with the network that it needs for a task beside the model's, if any."""
+        return None
+
     def load_parts(self, model: str | Path | None, problem: Problem) -> dict[str, Any]:
         """What `solve` takes beside the prior and the model's own network, read from disk."""
         return {}

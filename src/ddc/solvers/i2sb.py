@@ -58,13 +58,21 @@ class I2SB(Solver):
                 callback(Step(i, len(pairs), n, x0, predicted))
         return x
 
+    def part(self, task: str) -> str:
+        return bridge_folder(task)
+
     def load_parts(self, model: str | Path | None, problem: Problem) -> dict[str, Any]:
         return {"bridge": load_bridge(self.name, model, problem)}
 
 
+def bridge_folder(task: str) -> str:
+    """The name of the folder with a task's bridge network."""
+    return f"i2sb-{task}"
+
+
 def load_bridge(solver: str, model: str | Path | None, problem: Problem) -> Bridge:
     """The bridge network of the problem's task."""
-    folder = find_part(f"i2sb-{problem.name}", model)
+    folder = find_part(bridge_folder(problem.name), model)
     if folder is None:
         raise UserError(
             f"{solver} needs a bridge network for {problem.name}; none was found. "

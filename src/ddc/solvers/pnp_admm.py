@@ -67,8 +67,11 @@ class PnPADMM(Solver):
                 callback(Step(i, self.steps, self.steps - 1 - i, to_internal(x), None))
         return to_internal(x)
 
+    def part(self, task: str) -> str:
+        return "dncnn"
+
     def load_parts(self, model: str | Path | None, problem: Problem) -> dict[str, Any]:
-        folder = find_part("dncnn", model)
+        folder = find_part(self.part(problem.name), model)
         if folder is None:
             raise UserError("pnp-admm needs a denoiser; none was found. Train one with `ddc train dncnn`")
         return {"denoiser": DnCNN.from_pretrained(folder)}
