@@ -37,7 +37,7 @@ for part in "$@"; do
       $ddc reproduce $name $hundred --images "$IMAGES" --model "$default" --models "no-lpips=$variant" --batch-size 50 --out "$out/$name"
     done ;;
   figure2) $ddc reproduce figure2 $hundred --images "$IMAGES" --model "$default" --batch-size 10 --out "$out/figure2" ;;
-  table4) $ddc reproduce table4 --limit 20 --slow-limit 2 $vgg16 $way --images "$IMAGES" --model "$default" --out "$out/table4" ;;
+  table4) $ddc reproduce table4 --limit 20 --slow-limit 2 $vgg16 ${way/--compile/} --images "$IMAGES" --model "$default" --out "$out/table4" ;;
   steps) $ddc evaluate $way --images "$VALIDATION" --limit 150 --batch-size 50 --keep 0 --task sr4,inpaint92 --sigma 0 --steps 1,2,3,5,10 \
     --model "default=$default" --out "$out/steps" ;;
   spread) $ddc evaluate $way --images "$VALIDATION" --limit 50 --batch-size 50 --keep 0 --task sr4,sr8,inpaint92 --sigma 0.05 --samples 4 \
