@@ -147,7 +147,7 @@ print(main(["evaluate", *{arguments!r}]), main(["reproduce", "table3", *{table!r
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         f"10 rows are in {out}",
-        f"3 rows are in {tmp_path / 'table'}",
+        f"4 rows are in {tmp_path / 'table'}",  # of ddc, pigdm, cddb and pinv
         "0 0",
     ]
     assert "measured 10 of 10" in done.stderr

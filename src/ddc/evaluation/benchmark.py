@@ -32,7 +32,7 @@ from ddc import __version__
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
 from ddc.evaluation.metrics import Array, Metrics, consistency, kurtosis, spread
-from ddc.fast import can_compile, prepare_compiler
+from ddc.fast import CpuUNet, can_compile, prepare_compiler
 from ddc.images import Picture, to_internal, to_unit
 from ddc.networks import run_unet, unet_size_multiple
 from ddc.noise import Noise, derive_seed
@@ -321,6 +321,8 @@ class Models:
             # a number of the schedule's table that is copied at every step makes the GPU wait
             if hasattr(part, "schedule"):
                 part.schedule = moved(part.schedule, self.device)
+        elif self.device.type == "cpu" and hasattr(part, "unet"):
+            part.unet = CpuUNet(part.unet)  # type: ignore[arg-type]
         else:
             part.to(self.device)
         if self.compile and hasattr(part, "unet"):

@@ -29,7 +29,7 @@ from ddc.perceptual import LPIPS
 from ddc.pipeline import RestorationPipeline, RestorationResult, duration, make_solver
 from ddc.problems import TASKS, make_problem
 from ddc.solvers import SOLVERS
-from ddc.solvers.base import Solver
+from ddc.solvers.base import Solver, find_part
 from ddc.tiling import plan_for
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -210,15 +210,9 @@ class Service:
     def _has_parts(self, solver: Solver) -> bool:
         if "network" in solver.needs and self.pipe.network is None:
             return False
-        if set(solver.needs) <= {"prior", "network"}:
-            return True
-        for task in ("sr4", "sr8", "gauss", "inpaint92", "jpeg10", "denoise"):
-            try:
-                solver.load_parts(self.pipe.folder, make_problem(task, size=(64, 64)))
-            except UserError:
-                continue
-            return True
-        return False
+        tasks = ("sr4", "sr8", "gauss", "inpaint92", "jpeg10", "denoise")
+        parts = [part for task in tasks if (part := solver.part(task))]
+        return not parts or any(find_part(part, self.pipe.folder) for part in parts)
 
     def expected_seconds(
         self, size: tuple[int, int], operator: Operator, solver: Solver, samples: int = 1
