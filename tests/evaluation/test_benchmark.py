@@ -208,9 +208,10 @@ def test_rows_of_a_bridge_do_not_stay_when_it_is_another(
     folder, out = tmp_path / "model", tmp_path / "run"
     shutil.copytree(tiny_model / "prior", folder / "prior")
     Bridge(Prior.from_pretrained(folder / "prior").unet, "sr4").save_pretrained(folder / "i2sb-sr4")
-    models, images = Models({"ours": folder}), load_images(pictures, SIZE, 1)
+    images = load_images(pictures, SIZE, 1)
 
     def run(solver: str) -> int:
+        models = Models({"ours": folder})
         return evaluate(make_cases(models, ["sr4"], [0], [solver]), images, models, Options(out)).rows
 
     assert run("i2sb:steps=2") == run("ddnm:steps=2") == 1

@@ -245,7 +245,7 @@ class Models:
         return folder
 
     def fingerprint(self, name: str) -> str:
-        """Hashes of the model's networks and of its prior; as recorded where the folder is not here."""
+        """Hashes of the model's network and of its prior; as recorded where the folder is not here."""
         if name not in self._prints:
             here = self.folders[name].is_dir()
             self._prints[name] = (
@@ -254,17 +254,13 @@ class Models:
         return self._prints[name]
 
     def millions(self, name: str) -> float:
-        """Millions of parameters: the model's networks and its prior."""
-        networks, prior = self._files(name)
-        return parameter_count([*networks.values(), *prior.values()])
+        """Millions of parameters: the model's network and its prior."""
+        return parameter_count(path for files in self._files(name) for path in files.values())
 
     def _files(self, name: str) -> tuple[dict[str, Path], dict[str, Path]]:
-        """What computes, by its name: beside the prior, and in it."""
-        folder = self.folders[name]
-        beside = computing_files(folder).items()
-        own_prior = prior_folder(folder) or folder / "prior"
-        networks = {key: path for key, path in beside if not path.is_relative_to(own_prior)}
-        return networks, computing_files(self.prior_folder(name))
+        """What computes, by its name: the network, and the prior."""
+        network = computing_files(self.folders[name] / "network").items()
+        return {f"network/{key}": path for key, path in network}, computing_files(self.prior_folder(name))
 
     def prior(self, name: str) -> Prior:
         folder = self.prior_folder(name)
@@ -289,10 +285,11 @@ class Models:
         return self.prior(case.model) if "prior" in needs else None, parts
 
     def own_parts(self, cases: Iterable[Case]) -> dict[str, str]:
-        """Hashes of the networks that solvers need beside the model's, by model and folder."""
+        """Hashes of the networks that solvers need beside the model's, by model and folder. They are not known of a
+        model whose folder is not here."""
         prints = {}
-        for model, part in {(case.model, case.solver.part(case.task)): None for case in cases}:
-            if part and (folder := find_part(part, self.folders[model])):
+        for model, part in dict.fromkeys((case.model, case.solver.part(case.task)) for case in cases):
+            if part and self.folders[model].is_dir() and (folder := find_part(part, self.folders[model])):
                 prints[f"{model}/{part}"] = fingerprint(computing_files(folder))
         return prints
 
@@ -835,13 +832,13 @@ def check_protocol(options: Options, models: Models, images: Sequence[Image], pa
 
 
 def same_to_rows(before: str, now: str, model: str, folder: Path) -> bool:
-    """Whether the rows of a model would be the same now. Those of solvers that use nothing but its prior stay when
-    another network is put beside that."""
+    """Whether the rows of a model would be the same now. Those of solvers that do not use its network stay when
+    another is put beside the prior."""
     if before == now:
         return True
     used = {row["solver"].partition(":")[0] for row in read_rows(folder)[0] if row["model"] == model}
-    prior_alone = all(set(SOLVERS[name].needs) <= {"prior"} for name in used)
-    return prior_alone and before.rpartition("-")[2] == now.rpartition("-")[2]
+    without = all("network" not in SOLVERS[name].needs for name in used)
+    return without and before.rpartition("-")[2] == now.rpartition("-")[2]
 
 
 def write_protocol(

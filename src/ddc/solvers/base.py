@@ -28,6 +28,8 @@ class Step:
 
 Callback = Callable[[Step], None]
 
+PARTS = {"bridge": "i2sb-{task}", "denoiser": "dncnn"}  # the folders of networks that solvers bring
+
 
 @dataclass(frozen=True)
 class Solver(ABC):
@@ -68,7 +70,7 @@ class Solver(ABC):
 
     def part(self, task: str) -> str | None:
         """The name of the folder with the network that it needs for a task beside the model's, if any."""
-        return None
+        return next((PARTS[need].format(task=task) for need in self.needs if need in PARTS), None)
 
     def load_parts(self, model: str | Path | None, problem: Problem) -> dict[str, Any]:
         """What `solve` takes beside the prior and the model's own network, read from disk."""

@@ -18,7 +18,7 @@ from ddc.problems import Problem
 from ddc.solvers.base import Callback, Solver, Step, image_shape
 from ddc.solvers.bridge import Bridge
 from ddc.solvers.gradients import misfit
-from ddc.solvers.i2sb import bridge_folder, load_bridge
+from ddc.solvers.i2sb import load_bridge
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,6 @@ class CDDB(Solver):
             if callback:
                 callback(Step(i, len(pairs), n, x0, predicted))
         return x
-
-    def part(self, task: str) -> str:
-        return bridge_folder(task)
 
     def load_parts(self, model: str | Path | None, problem: Problem) -> dict[str, Any]:
         return {"bridge": load_bridge(self.name, model, problem)}

@@ -17,7 +17,7 @@ from ddc.noise import Noise
 from ddc.operators.base import Operator
 from ddc.priors import Denoiser
 from ddc.problems import Problem
-from ddc.solvers.base import Callback, Solver, Step, find_part, image_shape
+from ddc.solvers.base import PARTS, Callback, Solver, Step, find_part, image_shape
 from ddc.solvers.bridge import Bridge
 
 logger = logging.getLogger("ddc")
@@ -58,21 +58,13 @@ class I2SB(Solver):
                 callback(Step(i, len(pairs), n, x0, predicted))
         return x
 
-    def part(self, task: str) -> str:
-        return bridge_folder(task)
-
     def load_parts(self, model: str | Path | None, problem: Problem) -> dict[str, Any]:
         return {"bridge": load_bridge(self.name, model, problem)}
 
 
-def bridge_folder(task: str) -> str:
-    """The name of the folder with a task's bridge network."""
-    return f"i2sb-{task}"
-
-
 def load_bridge(solver: str, model: str | Path | None, problem: Problem) -> Bridge:
     """The bridge network of the problem's task."""
-    folder = find_part(bridge_folder(problem.name), model)
+    folder = find_part(PARTS["bridge"].format(task=problem.name), model)
     if folder is None:
         raise UserError(
             f"{solver} needs a bridge network for {problem.name}; none was found. "

@@ -16,7 +16,7 @@ from ddc.noise import Noise
 from ddc.operators.base import LinearOperator, conjugate_gradient
 from ddc.priors import Denoiser
 from ddc.problems import Problem
-from ddc.solvers.base import Callback, Solver, Step, find_part, image_shape
+from ddc.solvers.base import PARTS, Callback, Solver, Step, find_part, image_shape
 from ddc.solvers.dncnn import DnCNN
 
 
@@ -67,11 +67,8 @@ class PnPADMM(Solver):
                 callback(Step(i, self.steps, self.steps - 1 - i, to_internal(x), None))
         return to_internal(x)
 
-    def part(self, task: str) -> str:
-        return "dncnn"
-
     def load_parts(self, model: str | Path | None, problem: Problem) -> dict[str, Any]:
-        folder = find_part(self.part(problem.name), model)
+        folder = find_part(PARTS["denoiser"], model)
         if folder is None:
             raise UserError("pnp-admm needs a denoiser; none was found. Train one with `ddc train dncnn`")
         return {"denoiser": DnCNN.from_pretrained(folder)}

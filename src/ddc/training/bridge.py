@@ -16,8 +16,9 @@ from ddc.networks import network_config
 from ddc.noise import Noise, derive_seed, on_device
 from ddc.perceptual import LPIPS
 from ddc.problems import Problem, measure_named
+from ddc.solvers.base import PARTS
 from ddc.solvers.bridge import Bridge, BridgeSchedule
-from ddc.solvers.i2sb import I2SB, bridge_folder
+from ddc.solvers.i2sb import I2SB
 from ddc.training.data import Draws
 from ddc.training.objectives import Forward, Losses, Objective, call, figures_of
 from ddc.training.tasks import Group, TaskMix, group_draws, make_draws, measure_batch
@@ -34,7 +35,7 @@ class BridgeObjective(Objective):
     def __post_init__(self) -> None:
         self.module = self.bridge.unet
         self.bridge.sigma_max = self.mix.sigma_max
-        self.folder = bridge_folder(self.bridge.task)  # where the solver looks for it
+        self.folder = PARTS["bridge"].format(task=self.bridge.task)  # where the solver looks for it
 
     def prepare(self, device: torch.device) -> None:
         if device.type == "cuda":  # a table on the CPU would be copied at each use, and each copy waits
