@@ -103,18 +103,8 @@ class CompactUNet(nn.Module):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """x (B, in, H, W) and t (B,), or (1,) for all images, → (B, out, H, W)."""
         height, width = x.shape[-2:]
-        x = pad_to_multiple(x, self.size_multiple)
-        h = self.enter(_packed(F.pixel_unshuffle(x, self.patch_size)))  # (B, C, H/p, W/p)
-        emb = F.silu(self.time(sinusoidal(t, self.time_dim).to(h.dtype)))
-
-        skips = []
-        for stage in self.down:
-            for layer in stage.children():
-                if isinstance(layer, nn.Conv2d):
-                    skips.append(h)
-                    h = layer(h)
-                else:
-                    h = self._run_block(layer, h, emb)
+        emb = self._embed(t, x.dtype)
+        *skips, h = self._encode(x, emb)
         for stage in self.up:
             upsample, fuse, *blocks = stage.children()
             h = _packed(F.pixel_shuffle(upsample(h), 2))
@@ -123,6 +113,26 @@ class CompactUNet(nn.Module):
                 h = self._run_block(block, h, emb)
         h = self.exit(F.silu(self.exit_norm(h)))
         return F.pixel_shuffle(h, self.patch_size)[..., :height, :width]
+
+    def encode(self, x: Tensor, t: Tensor) -> list[Tensor]:
+        """The features of the way down, one tensor for each level."""
+        return self._encode(x, self._embed(t, x.dtype))
+
+    def _embed(self, t: Tensor, dtype: torch.dtype) -> Tensor:
+        return F.silu(self.time(sinusoidal(t, self.time_dim).to(dtype)))
+
+    def _encode(self, x: Tensor, emb: Tensor) -> list[Tensor]:
+        x = pad_to_multiple(x, self.size_multiple)
+        h = self.enter(_packed(F.pixel_unshuffle(x, self.patch_size)))  # (B, C, H/p, W/p)
+        features = []
+        for stage in self.down:
+            for layer in stage.children():
+                if isinstance(layer, nn.Conv2d):
+                    features.append(h)
+                    h = layer(h)
+                else:
+                    h = self._run_block(layer, h, emb)
+        return [*features, h]
 
     def _run_block(self, block: nn.Module, h: Tensor, emb: Tensor) -> Tensor:
         if self.checkpointing and torch.is_grad_enabled():

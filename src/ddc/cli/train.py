@@ -97,6 +97,8 @@ class TrainDDC(LoopSettings):
     """Weights of LPIPS for single tasks, in place of --w-lpips: inpaint92=0.4,sr8=0.2."""
     lpips_shift: int = 8
     """Move pictures by up to so many pixels before LPIPS looks at every fourth of them; 0 is the paper's loss, and leaves a weave."""
+    w_features: float = 0.0
+    """Weight of the distance in the frozen prior's own features: a perceptual loss without another network."""
     w_kl: float = 1e-3
     """Weight of the KL term."""
     trajectory_share: float = 0.0
@@ -113,6 +115,7 @@ class TrainDDC(LoopSettings):
         from ddc.presets import NETWORKS, preset
         from ddc.priors import Prior
         from ddc.training.ddc import DDCObjective, check_schedules
+        from ddc.training.features import PriorFeatures
         from ddc.training.loop import train
         from ddc.training.tasks import TaskMix, parse_tasks, task_weights
 
@@ -129,8 +132,11 @@ class TrainDDC(LoopSettings):
                 parse_tasks(self.wide_tasks), self.wide_sigma_max, self.noiseless_share, self.eight_bit_share
             )
             mixes = [(1 - self.wide_share, mixes[0][1]), (self.wide_share, wide)]
+        features = PriorFeatures(prior.unet) if self.w_features else None
         if self.compile:
             write_out_norms(prior.unet).compile(dynamic=False)
+            if features is not None:
+                features.compile(dynamic=False)
         objective = DDCObjective(
             network,
             prior,
@@ -143,6 +149,8 @@ class TrainDDC(LoopSettings):
             self.trajectory_steps,
             self.lpips_shift,
             task_weights(self.w_lpips_of, [task for _, mix in mixes for task in mix.tasks]),
+            features,
+            self.w_features,
             self._validation_tasks(),
         )
         train(objective, self)

@@ -19,6 +19,8 @@ Sigma = float | Tensor  # the noise of y in [-1, 1] units; a tensor is (B, 1, 1,
 
 SINGULAR_CUTOFF = 0.03  # smaller singular values count as zero, as in DDRM
 NOISE_FLOOR = 1e-4  # of y, for Wiener's filter: what float32 and its transforms leave of an exact measurement
+EXACT = 1e-6  # of y: the rounding of float32 and its transforms
+FAINT = 1e-4  # of y: where a photograph leaves less than this, errors of y show
 ROUNDING = 1 / 255  # of y: noise up to half a level of 8 bits, below which a pixel counts as known
 SIGNAL_STD = 0.25  # the spread of an image around a guess of it, in `project`'s balance of guess and data
 
@@ -154,6 +156,26 @@ class SVDOperator(LinearOperator):
         sr = self.singular_values(size, y) * r
         noise = sigma.clamp(min=NOISE_FLOOR) if isinstance(sigma, Tensor) else max(sigma, NOISE_FLOOR)
         return self.V(sr * r / (sr**2 + noise**2) * self.Ut(y, size))
+
+    def keep_known(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
+        """x + V diag(s e² / (s² e² + ν²)) (Uᵀy − s Vᵀx): what an exact y says of x and x does not show, with e the
+        spread of photographs, which errors of x do not exceed.
+
+        How exact y is shows where A leaves little of a photograph: what y has there beyond that is its error, ν. The
+        larger it is, the less is put back: a network knows better what to make of a y that was rounded.
+        """
+        if not self.by_frequency or (not isinstance(sigma, Tensor) and sigma > NOISE_FLOOR):
+            return x
+        size = (x.shape[-2], x.shape[-1])
+        s, e = self.singular_values(size, x), natural_spectrum(size, x.dtype, x.device)
+        lacking = self.Ut(y, size) - s * self.Vt(x)
+        expected = (s * e) ** 2  # of the square of what is lacking, if y is exact
+        weight = ((s > 0) / (expected + FAINT**2) ** 2).expand(lacking.shape)
+        excess = (weight * (lacking.detach() ** 2 - expected)).sum((1, 2, 3), keepdim=True)
+        error = excess / weight.sum((1, 2, 3), keepdim=True)
+        error = error.clamp(min=EXACT**2)
+        trust = (torch.as_tensor(sigma, device=x.device) <= NOISE_FLOOR) / (1 + error / NOISE_FLOOR**2)
+        return x + self.V(s * e**2 / (expected + error) * trust * lacking)
 
 
 @lru_cache(maxsize=32)

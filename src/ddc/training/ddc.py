@@ -1,6 +1,6 @@
 """Training Δφ by the variational bound: Algorithm 2 of the paper, and beyond it on the sampler's own states.
 
-L = w₁ MSE + w₂ LPIPS + w₃ KL. In the paper x_t is noised truth with uniform t. In sampling, x_t comes from the
+L = w₁ MSE + w₂ LPIPS + w₃ KL, and where wanted a distance in the prior's own features. In the paper x_t is noised truth with uniform t. In sampling, x_t comes from the
 network's own earlier steps. A share of the batch can therefore be trajectories: pictures that stay in the batch
 for a whole run of the sampler, one step of it per training step, so that the network learns on the states it
 will meet, at no extra cost.
@@ -21,14 +21,13 @@ from ddc.consistency import CHANNELS, TRAIN_STEPS, DataConsistency
 from ddc.errors import UserError
 from ddc.networks import network_config, read_config
 from ddc.noise import Noise, derive_seed, on_device
-from ddc.operators.inpaint import Inpaint
-from ddc.operators.jpeg import JPEG
 from ddc.perceptual import LPIPS
 from ddc.priors import Prior, schedule_from_config
 from ddc.problems import Problem, measure_named
 from ddc.schedule import Schedule
 from ddc.solvers.ddc import DDC
 from ddc.training.data import Draws
+from ddc.training.features import PriorFeatures
 from ddc.training.objectives import Forward, Losses, Objective, call, figures_of, fingerprint
 from ddc.training.tasks import Draw, Group, Groups, TaskMix, group_draws, make_draws, measure_batch, pick
 
@@ -61,6 +60,8 @@ class DDCObjective(Objective):
     trajectory_steps: tuple[int, ...] = (5,)
     lpips_shift: int = 8  # pixels; 0 is the paper's loss
     w_lpips_of: Mapping[str, float] = field(default_factory=dict)  # of single tasks, in place of w_lpips
+    features: PriorFeatures | None = None
+    w_features: float = 0.0
     validation_tasks: tuple[tuple[str, float], ...] = ()
     slots: Slots | None = field(default=None, init=False)
 
@@ -101,16 +102,22 @@ class DDCObjective(Objective):
             self._write_projection(slots, groups, x0)
         raw = call(forward, torch.cat([x0, slots.known], dim=1), t).float()
         x0_y = x0 - self.network.delta(raw, slots.known, x0, t)  # equation 6
-        x0_y = self._keep_known(slots, groups, x0_y)
+        with torch.autocast(device.type, enabled=False):
+            x0_y = _operate(slots, groups, x0_y, "keep_known")
 
         mse = (x0_y - slots.truth).square().mean()
         kl = kl_of_step(schedule, slots.x, x0_y, slots.truth, t, z, prediction.v)
         loss = self.w_mse * mse + self.w_kl * kl
         terms = {"mse": mse.detach(), "kl": kl.detach()}
+        shifted = self._shifted(step, x0_y, slots.truth)
         if self.lpips is not None and any((self.w_lpips, *self.w_lpips_of.values())):
-            distance = self.lpips(*self._shifted(step, x0_y, slots.truth))
+            distance = self.lpips(*shifted)
             loss = loss + (self._lpips_weights(slots) * distance).mean()
             terms["lpips"] = distance.detach().mean()
+        if self.features is not None and self.w_features:
+            distance = self.features(*shifted).mean()
+            loss = loss + self.w_features * distance
+            terms["features"] = distance.detach()
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             slots.x = schedule.posterior(slots.x, x0_y.detach(), t, s, z, prediction.v)
             slots.stage = [k + 1 if k >= 0 else k for k in slots.stage]
@@ -214,11 +221,6 @@ class DDCObjective(Objective):
         for name, part in self.network.layout():
             if name == "projection":
                 slots.known[:, part] = _operate(slots, groups, x0, "project")
-
-    def _keep_known(self, slots: Slots, groups: Groups, x0_y: Tensor) -> Tensor:
-        if not any(isinstance(group.problem.operator, Inpaint | JPEG) for group in groups.groups):
-            return x0_y
-        return _operate(slots, groups, x0_y, "keep_known")
 
     # -- what the loop asks ----------------------------------------------------------------------------------
 
