@@ -9,7 +9,8 @@
 #   slow        DPS and MCG there, 10 pictures
 #   tables      tables 1 to 3 and figure 7 of the paper, 100 of IMAGES; DPS on 10
 #   figure2     its figure 2, DPS on 10
-#   table4      its table 4, 20 pictures, one at a time: nothing else may run on the card
+#   table4      its table 4, 10 pictures (DPS one), one at a time: nothing else may run on the card
+#   seconds     the solvers that table 4 leaves out, 3 validation pictures (MCG one), likewise
 #   steps       1 to 10 steps, 150 validation pictures
 #   spread      four samples of one measurement, 50 validation pictures
 #
@@ -37,13 +38,15 @@ for part in "$@"; do
       $ddc reproduce $name $hundred --images "$IMAGES" --model "$default" --models "no-lpips=$variant" --batch-size 50 --out "$out/$name"
     done ;;
   figure2) $ddc reproduce figure2 $hundred --images "$IMAGES" --model "$default" --batch-size 10 --out "$out/figure2" ;;
-  table4) $ddc reproduce table4 --limit 20 --slow-limit 2 $vgg16 ${way/--compile/} --images "$IMAGES" --model "$default" --out "$out/table4" ;;
+  table4) $ddc reproduce table4 --limit 10 --slow-limit 1 $vgg16 ${way/--compile/} --images "$IMAGES" --model "$default" --out "$out/table4" ;;
+  seconds) $ddc evaluate --limit 3 --slow-limit 1 $vgg16 ${way/--compile/} --images "$VALIDATION" --keep 0 --task sr4 --sigma 0 \
+    --model "default=$default" --solver pinv,i2sb,dds,diffpir,mcg --out "$out/seconds" ;;
   steps) $ddc evaluate $way --images "$VALIDATION" --limit 150 --batch-size 50 --keep 0 --task sr4,inpaint92 --sigma 0 --steps 1,2,3,5,10 \
     --model "default=$default" --out "$out/steps" ;;
   spread) $ddc evaluate $way --images "$VALIDATION" --limit 50 --batch-size 50 --keep 0 --task sr4,sr8,inpaint92 --sigma 0.05 --samples 4 \
     --model "default=$default" --out "$out/spread" ;;
   *)
-    sed -n '2,17p' "$0" >&2
+    sed -n '2,18p' "$0" >&2
     exit 2 ;;
   esac
 done

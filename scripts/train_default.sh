@@ -25,8 +25,8 @@ network)
     --tasks sr4,sr8,gauss,inpaint92:3,jpeg10,denoise:0.5 ;;
 no-lpips)
   $ddc train ddc $common $wide --prior "$models/prior" --init "$variant/network" --learning-rate 3e-4 --warmup 100 \
-    --ema 0.999 --decay-share 0.7 --w-lpips 0 --wide-share 0.3 --trajectory-share "${TRAJECTORY_SHARE:-0}" \
-    --tasks sr4,sr8,gauss,inpaint92:2,jpeg10,denoise:0.5 ;;
+    --ema 0.999 --decay-share 0.7 --w-lpips 0 --w-features 0.006 --wide-share 0.3 --trajectory-share 0.75 \
+    --trajectory-steps 5 5 5 5 5 5 2 3 10 --tasks sr4:1.5,sr8:1.5,gauss:1.2,inpaint92:2,jpeg10,denoise:0.5 ;;
 i2sb-*)
   $ddc train i2sb $common --task "${part#i2sb-}" --crop 128 --learning-rate 6e-4 --warmup 200 --ema 0.999 \
     --decay-share 0.5 --validation-limit 50 ;;

@@ -304,6 +304,17 @@ def test_results_schema_report_and_paired_differences(
     assert len(found) == 1 and abs(found[0]["difference"]) == pytest.approx(abs(expected))
 
 
+def test_the_best_of_paired_differences_has_the_most_images() -> None:
+    """One easy picture makes no solver the best."""
+    key = {"model": "m", "task": "sr4", "sigma": 0.0, "steps": 5}
+    rows = [key | {"solver": "ddc", "image": f"{i}", "psnr": 20.0 + i} for i in range(4)]
+    rows += [key | {"solver": "ddnm", "image": f"{i}", "psnr": 19.0 + i} for i in range(4)]
+    rows += [key | {"solver": "dps", "image": "3", "psnr": 22.5}]
+    found = {p["solver"]: p for p in paired_differences(rows)}
+    assert set(found) == {"ddnm", "dps"} and all("ddc" in p["best"] for p in found.values())
+    assert found["dps"]["n"] == 1 and found["dps"]["difference"] == pytest.approx(-0.5)
+
+
 def test_vgg16_figures_where_its_weights_are(
     tiny_model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,12 +450,14 @@ def test_places_and_intervals() -> None:
 
 
 def test_plots_are_drawn_where_there_is_something_to_compare() -> None:
-    row = {"model": "m", "task": "sr4", "sigma": 0.0, "psnr": 20.0, "lpips": 0.5}
+    row = {"model": "m", "task": "sr4", "sigma": 0.0, "psnr": 20.0, "lpips": 0.5, "n": 4}
     rows = [row | {"solver": name, "nfe": 10, "seconds": s} for name, s in (("ddc", 1.0), ("ddnm", 2.0))]
     free = row | {"solver": "pinv", "nfe": 0, "seconds": 0.1}
     assert [plot.caption for plot in quality_plots([*rows, free])] == ["Quality against time per image."]
     assert quality_plots([rows[0], rows[1] | {"seconds": 1.01}, free]) == []
     assert len(quality_plots([rows[0], rows[1] | {"nfe": 100}])) == 2
+    few = rows[1] | {"nfe": 100, "n": 1}
+    assert quality_plots([rows[0], few])[0].png != quality_plots([rows[0], few | {"n": 4}])[0].png
 
 
 def test_the_window_with_most_detail(tmp_path: Path) -> None:

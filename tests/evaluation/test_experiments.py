@@ -113,7 +113,7 @@ def test_slow_solvers_on_fewer_pictures(
     monkeypatch.setattr("ddc.evaluation.benchmark.SLOW", 15)
     rows, html = reproduce("figure2", tiny_model, tmp_path, limit=2, slow_limit=1, max_nfe=20)
     assert {row["solver"]: row["n"] for row in rows} == {"dps": 1, "ddnm": 1, "unconditional": 1}
-    assert "Measured on 1 pictures only" in html
+    assert "Measured on one picture only" in html
     assert "mean |kurtosis|" in html
 
 

@@ -501,9 +501,8 @@ def images_of(case: Case, images: Sequence[Image], options: Options) -> list[Ima
 def slow_note(cases: Sequence[Case], images: Sequence[Image], options: Options) -> list[str]:
     """What to say of solvers that are measured on fewer images."""
     few = dict.fromkeys(case.label for case in cases if len(images_of(case, images, options)) < len(images))
-    return (
-        [f"Measured on {options.slow_limit} pictures only, for their time: {', '.join(few)}."] if few else []
-    )
+    pictures = "one picture" if options.slow_limit == 1 else f"{options.slow_limit} pictures"
+    return [f"Measured on {pictures} only, for their time: {', '.join(few)}."] if few else []
 
 
 @dataclass(frozen=True)

@@ -301,10 +301,16 @@ def quality_plots(summary: list[Row]) -> list[Plot]:
 
 
 def scatter(summary: list[Row], settings: list[tuple[str, float]], axis: str) -> bytes:
-    """PSNR above LPIPS, side by side where there is one setting; what takes no network is a dashed line."""
+    """PSNR above LPIPS, side by side where there is one setting; what takes no network is a dashed line, and what was
+    measured on fewer pictures, which may be easier or harder ones, is hollow."""
     alone = len(settings) == 1
     figure, panels = new_figure(1, 2) if alone else new_figure(2, len(settings))
     methods = list(dict.fromkeys(method_name(r, summary) for r in summary))
+    most = max(row["n"] for row in summary)
+    counts = {method_name(row, summary): row["n"] for row in summary if row["n"] < most}
+    labels = {
+        method: f"{method} (n = {counts[method]})" if method in counts else method for method in methods
+    }
     for column, (task, sigma) in enumerate(settings):
         for line, metric in enumerate(("psnr", "lpips")):
             panel = panels[0][line] if alone else panels[line][column]
@@ -316,11 +322,15 @@ def scatter(summary: list[Row], settings: list[tuple[str, float]], axis: str) ->
                 )
                 color = f"C{number % 10}"
                 if points and points[0][0] == 0:
-                    panel.axhline(points[0][2], color=color, linestyle="--", linewidth=1, label=method)
+                    panel.axhline(
+                        points[0][2], color=color, linestyle="--", linewidth=1, label=labels[method]
+                    )
                 elif points:
                     _, xs, ys = zip(*points, strict=True)
                     marker = "osD^vP*Xhd"[number // 10 % 10]
-                    panel.plot(xs, ys, label=method, linewidth=1, color=color, marker=marker)
+                    fill: Any = "none" if method in counts else "full"
+                    style = {"linewidth": 1, "color": color, "marker": marker, "fillstyle": fill}
+                    panel.plot(xs, ys, label=labels[method], **style)
             log_ticks(panel)
             panel.set_ylabel(axis_name(metric))
             if alone or metric == "psnr":

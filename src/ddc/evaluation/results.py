@@ -77,7 +77,8 @@ def summarise(rows: list[Row], truths: dict[str, Row]) -> list[Row]:
 
 
 def paired_differences(rows: list[Row]) -> list[Row]:
-    """For each task, noise and metric: every case minus the best one, image by image, with its interval."""
+    """For each task, noise and metric: every case minus the best one, image by image, with its interval. The best is
+    one of those with the most images: the mean of a few says little."""
     groups = group_rows(rows)
     out = []
     settings = dict.fromkeys((key[1], key[2]) for key in groups)
@@ -92,7 +93,9 @@ def paired_differences(rows: list[Row]) -> list[Row]:
             if len(values) < 2:
                 continue
             mean = {key: float(np.mean(list(column.values()))) for key, column in values.items()}
-            best = (max if higher else min)(mean, key=mean.__getitem__)
+            most = max(len(column) for column in values.values())
+            full = [key for key, column in values.items() if len(column) == most]
+            best = (max if higher else min)(full, key=mean.__getitem__)
             for key, column in values.items():
                 shared = [image for image in column if image in values[best]]
                 if key == best or not shared:
