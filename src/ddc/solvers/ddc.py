@@ -52,7 +52,7 @@ class DDC(Solver):
             x0 = prediction.x0
             known = network.describe(y, x0, problem, known)
             x0 = x0 - network(known, x0, t)  # equation 6
-            x0 = problem.operator.keep_known(x0, y, problem.sigma)
+            x0 = problem.operator.keep_known(x0, y, problem.sigma)  # what an exact y says stays
             x = schedule.posterior(x, x0, t, s, noise.normal(shape), prediction.v)
             if callback:
                 callback(Step(i, len(pairs), t, x0, prediction.noise))
