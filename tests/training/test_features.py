@@ -38,7 +38,7 @@ def test_it_draws_the_picture_towards_the_truth_and_leaves_the_prior_alone() -> 
     before = distance(x, y).sum()
     (gradient,) = torch.autograd.grad(before, x)
     step = x - 1e-2 * gradient / gradient.abs().max()
-    assert float(distance(step, y).sum()) < float(before)
+    assert float(distance(step.detach(), y).sum()) < float(before.detach())
     assert all(parameter.grad is None for parameter in unet.parameters())
 
 
@@ -74,6 +74,6 @@ def test_the_term_of_the_loss(pictures) -> None:  # type: ignore[no-untyped-def]
         objective.features = PriorFeatures(objective.prior.unet)
         draws.position = 0
         losses.append(objective.losses(objective.module, draws, 4, 0))
-    assert float(losses[0]["loss"]) == 0 and "features" not in losses[0]
+    assert float(losses[0]["loss"].detach()) == 0 and "features" not in losses[0]
     assert float(losses[1]["loss"].detach()) == pytest.approx(0.5 * float(losses[1]["features"]), rel=1e-5)
     losses[1]["loss"].backward()
