@@ -11,6 +11,7 @@ from ddc.errors import UserError
 from ddc.networks import WEIGHTS, CompactUNet, run_unet, save_network
 from ddc.priors import Prior, schedule_from_config, scheduler_config
 from ddc.schedule import Schedule
+from ddc.solvers.bridge import Bridge
 
 TINY: dict[str, Any] = {
     "channels": (8, 16),
@@ -156,3 +157,9 @@ def test_a_folder_without_weights_is_an_error_and_not_a_random_prior(tmp_path: P
         Prior.from_pretrained(tmp_path)
     with pytest.raises(UserError, match="not a folder"):
         Prior.from_pretrained(tmp_path / "nowhere")
+
+
+def test_a_bridge_is_no_prior(tmp_path: Path) -> None:
+    Bridge(make_unet(), "sr4").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"is a bridge network.*as i2sb-sr4"):
+        Prior.from_pretrained(tmp_path)

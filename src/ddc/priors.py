@@ -83,9 +83,15 @@ class Prior(nn.Module):
         """Read a prior: a diffusers pipeline folder (unet/ and scheduler/), or one flat folder."""
         folder = Path(folder)
         unet_folder = folder / "unet" if (folder / "unet").is_dir() else folder
-        if "inputs" in read_config(unet_folder):  # what a data-consistency network reads
+        config = read_config(unet_folder)
+        if "inputs" in config:  # what a data-consistency network reads
             raise UserError(
                 f"{folder} is a data-consistency network, not a prior; name it with --network, beside its prior"
+            )
+        if "task" in config:  # what a bridge was trained for
+            raise UserError(
+                f"{folder} is a bridge network, which i2sb and cddb use, and not a prior; put its folder beside that of "
+                f"the prior, as i2sb-{config['task']}"
             )
         unet = load_network(unet_folder)
         scheduler: dict[str, Any] = {}
