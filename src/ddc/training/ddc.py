@@ -1,9 +1,9 @@
 """Training Δφ by the variational bound: Algorithm 2 of the paper, and beyond it on the sampler's own states.
 
-L = w₁ MSE + w₂ LPIPS + w₃ KL, and where wanted a distance in the prior's own features. In the paper x_t is noised truth with uniform t. In sampling, x_t comes from the
-network's own earlier steps. A share of the batch can therefore be trajectories: pictures that stay in the batch
-for a whole run of the sampler, one step of it per training step, so that the network learns on the states it
-will meet, at no extra cost.
+L = w₁ MSE + w₂ LPIPS + w₃ KL, and where wanted a distance in the prior's own features. In the paper x_t is noised
+truth with uniform t. In sampling, x_t comes from the network's own earlier steps. A share of the batch can therefore
+be trajectories: pictures that stay in the batch for a whole run of the sampler, one step of it per training step, so
+that the network learns on the states it will meet, at no extra cost.
 """
 
 from collections.abc import Mapping
