@@ -2,10 +2,13 @@
 
 import os
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from skimage import data
 
 from code_blocks import parse_only
 
@@ -40,3 +43,13 @@ def test_what_is_no_part_shows_the_parts(script: str) -> None:
     done = run(script, "nonsense", "1")
     assert done.returncode == 2 and "PART" in done.stderr and not done.stdout
     assert all(part in done.stderr for part in sum(PARTS[script], ()) if part)
+
+
+def test_what_the_prior_is_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without x̂0 the network has little to begin with: most pixels of `inpaint92` are lost."""
+    Image.fromarray(data.astronaut()[32:160, 160:288]).save(tmp_path / "astronaut.png")
+    runpy.run_path(str(SCRIPTS / "without_prior.py"))["main"](tmp_path, 1, 128)
+    lines = re.findall(r"^(\w+) (.*): ([\d.]+) dB", capsys.readouterr().out, re.MULTILINE)
+    found = {(task, how): float(psnr) for task, how, psnr in lines}
+    assert len(found) == 4
+    assert found["inpaint92", "as it is"] > found["inpaint92", "with x̂0 = 0"] + 5

@@ -123,15 +123,19 @@ class LPIPS(nn.Module):
         first = features_x[0]
         distance = torch.zeros(first.shape[0], device=first.device)
         for fx, fy, head in zip(features_x, features_y, self.heads, strict=True):
-            # The convolutions may run in half precision under autocast; what is summed here may not.
-            with torch.autocast(first.device.type, enabled=False):
-                difference = (unit_length(fx.float()) - unit_length(fy.float())) ** 2
-                distance = distance + (difference * head.view(1, -1, 1, 1)).sum(1).mean((1, 2))
+            distance = distance + (unit_difference(fx, fy) * head.view(1, -1, 1, 1)).sum(1).mean((1, 2))
         return distance
 
     def deep_features(self, x: Tensor) -> list[Tensor]:
         features: list[Tensor] = self.features((x - self.shift) / self.scale)
         return features
+
+
+def unit_difference(features_x: Tensor, features_y: Tensor) -> Tensor:
+    """The squared difference of two pictures' features, each pixel's channels brought to unit length."""
+    # The convolutions may run in half precision under autocast; what is summed of this may not.
+    with torch.autocast(features_x.device.type, enabled=False):
+        return (unit_length(features_x.float()) - unit_length(features_y.float())) ** 2
 
 
 def unit_length(features: Tensor) -> Tensor:

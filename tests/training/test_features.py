@@ -1,5 +1,7 @@
 """The distance in the prior's own features."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from training_parts import tiny, tiny_objective
@@ -66,7 +68,7 @@ def test_a_prior_without_known_features_is_refused() -> None:
         PriorFeatures(torch.nn.Identity())(*pair())
 
 
-def test_the_term_of_the_loss(pictures) -> None:  # type: ignore[no-untyped-def]
+def test_the_term_of_the_loss(pictures: Path) -> None:
     draws = Draws(load_pool(find_sources([pictures]), 32), 32, seed=2)
     losses = []
     for weight in (0.0, 0.5):

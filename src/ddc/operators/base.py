@@ -172,8 +172,7 @@ class SVDOperator(LinearOperator):
         expected = (s * e) ** 2  # of the square of what is lacking, if y is exact
         weight = ((s > 0) / (expected + FAINT**2) ** 2).expand(lacking.shape)
         excess = (weight * (lacking.detach() ** 2 - expected)).sum((1, 2, 3), keepdim=True)
-        error = excess / weight.sum((1, 2, 3), keepdim=True)
-        error = error.clamp(min=EXACT**2)
+        error = (excess / weight.sum((1, 2, 3), keepdim=True)).clamp(min=EXACT**2)
         trust = (torch.as_tensor(sigma, device=x.device) <= NOISE_FLOOR) / (1 + error / NOISE_FLOOR**2)
         return x + self.V(s * e**2 / (expected + error) * trust * lacking)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ddc.errors import UserError
 from ddc.networks import CompactUNet, run_unet
-from ddc.perceptual import unit_length
+from ddc.perceptual import unit_difference
 
 
 class PriorFeatures(nn.Module):
@@ -25,10 +25,8 @@ class PriorFeatures(nn.Module):
         with torch.no_grad():
             expected = self.features(truth)
         distance = torch.zeros(len(x), device=x.device)
-        with torch.autocast(x.device.type, enabled=False):
-            for fx, fy in zip(features, expected, strict=True):
-                difference = unit_length(fx.float()) - unit_length(fy.float())
-                distance = distance + difference.square().sum(1).mean((1, 2))
+        for fx, fy in zip(features, expected, strict=True):
+            distance = distance + unit_difference(fx, fy).sum(1).mean((1, 2))
         return distance / len(features)
 
     def features(self, x: Tensor) -> list[Tensor]:
