@@ -42,12 +42,14 @@ class Visitor:
         answer.raise_for_status()
         return {"path": answer.json()[0], "orig_name": name, "meta": {"_type": "gradio.FileData"}}
 
-    def call(self, name: str, *values: Any) -> dict[str, Any]:
-        """Trigger an event, and wait for what it gives."""
-        index = next(i for i, fn in self.page.fns.items() if name in (fn.name or ""))
+    def send(self, name: str, *values: Any) -> httpx.Response:
+        """Trigger an event as the browser does."""
+        index, event = next((i, fn) for i, fn in self.page.fns.items() if name in (fn.name or ""))
         order = {"data": list(values), "fn_index": index, "session_hash": self.session}
-        joined = self.http.post("gradio_api/queue/join", json=order)
-        joined.raise_for_status()
+        return self.http.post(f"gradio_api/{'queue/join' if event.queue else 'run/predict'}", json=order)
+
+    def completed(self) -> dict[str, Any]:
+        """What the event that was sent to the queue gives, when it is done."""
         parameters = {"session_hash": self.session}
         with self.http.stream("GET", "gradio_api/queue/data", params=parameters) as stream:
             for line in stream.iter_lines():
@@ -57,13 +59,25 @@ class Visitor:
                         return message
         raise AssertionError("the stream ended early")
 
+    def call(self, name: str, *values: Any) -> dict[str, Any]:
+        answer = self.send(name, *values)
+        answer.raise_for_status()
+        if "event_id" in answer.json():
+            return self.completed()
+        return {"success": True, "output": answer.json()}
+
     def give(self, name: str, content: bytes) -> dict[str, Any]:
         return self.call("uploaded", self.upload(name, content))
 
     def restore(self, choices: Choices = CHOICES) -> dict[str, Any]:
-        c = choices
-        values = [c.kind, c.scale, c.motion, c.blur, c.angle, c.quality, c.sigma, c.solver, c.steps, c.seed]
-        return self.call("restore", None, None, *values, c.samples)
+        return self.call("restore", None, None, *settings(choices))
+
+
+def settings(choices: Choices) -> list[Any]:
+    """In the order of the page's controls."""
+    c = choices
+    chosen = [c.kind, c.scale, c.motion, c.blur, c.angle, c.quality, c.sigma, c.solver, c.steps, c.seed]
+    return [*chosen, c.samples]
 
 
 def png(seed: int = 0, side: int = 40) -> bytes:
@@ -204,42 +218,29 @@ def test_ten_visitors_get_their_own_pictures(page: Any) -> None:
 
 
 def test_the_queue_has_an_end(page: Any) -> None:
-    index = next(i for i, fn in page.fns.items() if fn.name == "restore")
     visitors = [Visitor(page) for _ in range(14)]
     for visitor in visitors:
         visitor.give("photo.png", png())
     with handlers_of(page).work.lock:  # as if a long restoration were running
         answers = []
         for visitor in visitors:
-            c = CHOICES
-            values = [
-                c.kind,
-                c.scale,
-                c.motion,
-                c.blur,
-                c.angle,
-                c.quality,
-                c.sigma,
-                c.solver,
-                c.steps,
-                c.seed,
-            ]
-            order = {"data": [None, None, *values, 1], "fn_index": index, "session_hash": visitor.session}
-            answers.append(visitor.http.post("gradio_api/queue/join", json=order))
+            answers.append(visitor.send("restore", None, None, *settings(CHOICES)))
             time.sleep(0.1)  # the first one is taken from the queue
+        told = visitors[-1].call("forecast", None, *settings(CHOICES))["output"]["data"][0]
     assert [answer.status_code for answer in answers[:12]] == [200] * 12
     assert answers[13].status_code == 503 and "full" in answers[13].text
+    assert "40 × 40 pixels" in told  # who is refused can still change the settings
+    for visitor, answer in zip(visitors, answers, strict=True):
+        assert answer.status_code == 503 or visitor.completed()["success"]
 
 
 def test_a_forecast_is_a_sentence_or_a_warning(page: Any) -> None:
     visitor = Visitor(page)
     visitor.give("photo.png", png())
-    c = Choices(scale=4)
-    values = [c.kind, c.scale, c.motion, c.blur, c.angle, c.quality, c.sigma, c.solver, c.steps, c.seed, 1]
-    assert "160 × 160 pixels" in visitor.call("forecast", None, *values)["output"]["data"][0]
-    values[7] = "ddrm"
-    values[0] = "JPEG artefacts"
-    assert visitor.call("forecast", None, *values)["output"]["data"][0].startswith("⚠ ddrm needs")
+    wanted = Choices(scale=4)
+    assert "160 × 160 pixels" in visitor.call("forecast", None, *settings(wanted))["output"]["data"][0]
+    wanted = Choices(kind="JPEG artefacts", scale=4, solver="ddrm")
+    assert visitor.call("forecast", None, *settings(wanted))["output"]["data"][0].startswith("⚠ ddrm needs")
 
 
 def test_try_it(page: Any) -> None:

@@ -226,6 +226,7 @@ class Page:
             self.visitors.stop(_visitor(request))
 
         quietly: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+        at_once = {**quietly, "queue": False}  # a full queue stops nobody from changing a setting
         heavy: dict[str, Any] = {
             "api_visibility": "private",
             "concurrency_limit": 1,
@@ -235,9 +236,9 @@ class Page:
         with gr.Blocks(title="Restore a picture", analytics_enabled=False) as page:
             gr.Markdown(INTRO.format(minutes=self.work.limits.keep_minutes))
             with gr.Tab("Restore my photo"):
-                self._build_restore(restore, stop, quietly, heavy)
+                self._build_restore(restore, stop, quietly, at_once, heavy)
             with gr.Tab("Try it"):
-                self._build_compare(compare, stop, quietly, heavy)
+                self._build_compare(compare, stop, quietly, at_once, heavy)
             page.unload(stop)  # a closed tab waits for nothing
         page.queue(max_size=self.work.limits.queue, api_open=False, default_concurrency_limit=8)
         return page
@@ -247,6 +248,7 @@ class Page:
         restore: Callable[..., Any],
         stop: Callable[..., Any],
         quietly: dict[str, Any],
+        at_once: dict[str, Any],
         heavy: dict[str, Any],
     ) -> None:
         import gradio as gr
@@ -361,12 +363,13 @@ class Page:
             "fn": self.forecast,
             "inputs": [upload, *choices],
             "outputs": forecast,
-            **quietly,
+            **at_once,
         }
-        # preprocess=False: the file as it came, so that we are the ones who open it
+        # preprocess=False: the file as it came, so that we are the ones who open it. An upload stays in the
+        # queue, because only events of the queue can show a warning.
         picture.upload(self.uploaded, picture, seen, preprocess=False, **quietly).then(**told)
-        picture.clear(self.cleared, None, seen, **quietly).then(**told)
-        gallery.click(lambda index: self.clicked(examples[index]), gallery, [*seen, blur], **quietly).then(
+        picture.clear(self.cleared, None, seen, **at_once).then(**told)
+        gallery.click(lambda index: self.clicked(examples[index]), gallery, [*seen, blur], **at_once).then(
             **told
         )
         kind.change(
@@ -378,9 +381,9 @@ class Page:
             ],
             kind,
             [scale, blurs, editor, quality],
-            **quietly,
+            **at_once,
         )
-        solver.change(lambda name: SOLVERS[name]().steps, solver, steps, **quietly)
+        solver.change(lambda name: SOLVERS[name]().steps, solver, steps, **at_once)
         for control in choices:
             control.change(trigger_mode="always_last", **told)
         shown = [slider, uncertainty, summary, files, command, python]
@@ -392,13 +395,14 @@ class Page:
             scroll_to_output=True,
             **heavy,
         )
-        halt.click(stop, queue=False, **quietly)
+        halt.click(stop, **at_once)
 
     def _build_compare(
         self,
         compare: Callable[..., Any],
         stop: Callable[..., Any],
         quietly: dict[str, Any],
+        at_once: dict[str, Any],
         heavy: dict[str, Any],
     ) -> None:
         import gradio as gr
@@ -468,15 +472,15 @@ class Page:
                     )
 
         picture.upload(self.try_uploaded, picture, [upload, picture], preprocess=False, **quietly)
-        picture.clear(lambda: None, None, upload, **quietly)
+        picture.clear(lambda: None, None, upload, **at_once)
         gallery.click(
             lambda index: (Upload(examples[index], examples[index].name), str(examples[index])),
             gallery,
             [upload, picture],
-            **quietly,
+            **at_once,
         )
         for chosen, count in ((first, first_steps), (second, second_steps)):
-            chosen.change(lambda name: SOLVERS[name]().steps, chosen, count, **quietly)
+            chosen.change(lambda name: SOLVERS[name]().steps, chosen, count, **at_once)
         go.click(
             compare,
             [upload, task, sigma, longest, seed, first, first_steps, second, second_steps],
@@ -484,7 +488,7 @@ class Page:
             show_progress_on=[one, two],
             **heavy,
         )
-        halt.click(stop, queue=False, **quietly)
+        halt.click(stop, **at_once)
 
 
 def _visitor(request: Any) -> str:
