@@ -259,6 +259,19 @@ def test_painting_is_read_from_the_layers() -> None:
     assert _painted(None) is None and _painted({"layers": []}) is None
 
 
+def test_stopping_is_no_error_and_leaves_the_page_as_it_was(page: Any) -> None:
+    handlers, visitor = handlers_of(page), Visitor(page)
+    visitor.give("photo.png", png())
+    with handlers.work.lock:  # it cannot be done before it is stopped
+        visitor.send("restore", None, None, *settings(CHOICES)).raise_for_status()
+        deadline = time.monotonic() + 60
+        while visitor.session not in handlers.visitors.stopped and time.monotonic() < deadline:
+            time.sleep(0.01)
+        visitor.call("stop")
+    done = visitor.completed()
+    assert done["success"] and done["output"]["data"] == [{"__type__": "update"}] * 6
+
+
 def test_a_closed_tab_stops_its_run(page: Any) -> None:
     handlers = handlers_of(page)
     event = handlers.visitors.begin("gone")

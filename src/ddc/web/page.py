@@ -25,7 +25,7 @@ from ddc.errors import UserError
 from ddc.pipeline import RestorationPipeline
 from ddc.solvers import SOLVERS
 from ddc.web import service
-from ddc.web.service import KINDS, Array, Choices, Example, Limits, Service, Upload, Visitors
+from ddc.web.service import KINDS, Array, Choices, Example, Limits, Service, Stopped, Upload, Visitors
 
 SHOWN_BY_BROWSERS = {".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp"}
 CSS = """
@@ -216,11 +216,11 @@ class Page:
         import gradio as gr
 
         # Gradio reads these annotations to know that it must pass the request and the progress bar.
-        def restore(request: gr.Request, *values: Any, progress: Any = gr.Progress()) -> tuple[Any, ...]:
-            return self.restore(_visitor(request), progress, *values)
+        def restore(request: gr.Request, *values: Any, progress: Any = gr.Progress()) -> Any:
+            return _unless_stopped(self.restore, _visitor(request), progress, *values)
 
-        def compare(request: gr.Request, *values: Any, progress: Any = gr.Progress()) -> tuple[Any, ...]:
-            return self.compare(_visitor(request), progress, *values)
+        def compare(request: gr.Request, *values: Any, progress: Any = gr.Progress()) -> Any:
+            return _unless_stopped(self.compare, _visitor(request), progress, *values)
 
         def stop(request: gr.Request) -> None:
             self.visitors.stop(_visitor(request))
@@ -545,6 +545,17 @@ def _warn(error: UserError) -> str:
     return f"⚠ {_sentence(str(error))}"
 
 
+def _unless_stopped(handler: Callable[..., tuple[Any, ...]], *values: Any) -> Any:
+    """What the handler gives, or, where the visitor stopped it, the page as it was."""
+    import gradio as gr
+
+    try:
+        return handler(*values)
+    except Stopped as stopped:
+        gr.Info(_sentence(str(stopped)))
+        return gr.skip()
+
+
 @contextlib.contextmanager
 def _told_to_visitor() -> Iterator[None]:
     """What a person can mend is shown on the page."""
@@ -552,6 +563,8 @@ def _told_to_visitor() -> Iterator[None]:
 
     try:
         yield
+    except Stopped:
+        raise
     except UserError as error:
         raise gr.Error(
             _sentence(str(error)), title="That did not work", duration=20, print_exception=False

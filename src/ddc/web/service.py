@@ -715,12 +715,16 @@ class Visitors:
             event.set()
 
 
+class Stopped(UserError):
+    """Ended by the person who began it."""
+
+
 def stoppable(progress: Progress, stop: threading.Event) -> Progress:
     """Progress that ends the run once `stop` is set."""
 
     def report(share: float, text: str) -> None:
         if stop.is_set():
-            raise UserError("stopped, as you asked")
+            raise Stopped("stopped, as you asked")
         progress(share, text)
 
     return report
