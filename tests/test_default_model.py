@@ -11,7 +11,7 @@ from ddc.images import Picture, to_internal, to_unit
 from ddc.noise import Noise
 from ddc.perceptual import LPIPS
 from ddc.pipeline import RestorationPipeline
-from ddc.problems import measure_named
+from ddc.problems import measure_named, task_operator
 from ddc.solvers.i2sb import I2SB
 
 
@@ -72,3 +72,17 @@ def test_deblurring_leaves_no_waves_in_a_sky(pipe: RestorationPipeline) -> None:
     assert (
         float((restored - sky[0])[:, 16:-16, 16:-16].abs().max()) < 10 / 255
     )  # 20 with the bands of rounding
+
+
+@pytest.mark.parametrize("task", ["gauss", "motion"])
+def test_the_border_of_a_blurred_photograph_is_restored_too(pipe: RestorationPipeline, task: str) -> None:
+    """The world goes on beyond it, and was blurred into it."""
+    world = torch.from_numpy(data.coffee().copy()).permute(2, 0, 1)[None].float() / 255
+    blurred = to_unit(task_operator(task, (400, 600))(to_internal(world)))
+    truth, y = (x[0, :, 100:228, 200:328] for x in (world, blurred))
+    picture = Picture(np.rint(y.permute(1, 2, 0).numpy() * 255).astype(np.uint8))
+    restored = pipe(picture, task).picture.tensor
+    border = torch.ones(128, 128, dtype=torch.bool)
+    border[12:-12, 12:-12] = False
+    assert psnr(restored[:, border], truth[:, border]) > psnr(y[:, border], truth[:, border]) + 1.5
+    assert psnr(restored, truth) > psnr(y, truth) + 3

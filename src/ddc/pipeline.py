@@ -30,6 +30,7 @@ from ddc.images import (
     Picture,
     checked_floats,
     estimate_sigma,
+    internal_sigma,
     jpeg_noise,
     jpeg_quality,
     to_internal,
@@ -37,6 +38,7 @@ from ddc.images import (
 from ddc.noise import Noise, derive_seed
 from ddc.operators.base import LinearOperator, Operator, check_adjoint
 from ddc.operators.blur import GaussianBlur, KernelBlur
+from ddc.operators.border import is_reflected
 from ddc.operators.colorize import GREY, Colorize
 from ddc.operators.inpaint import Inpaint
 from ddc.priors import Prior
@@ -49,6 +51,7 @@ from ddc.tiling import (
     level,
     own_measurement,
     plan_for,
+    reach_of,
     restore_by_tiles,
     surroundings_of,
     widened,
@@ -106,6 +109,7 @@ class _Job:
     picture: Picture
     problem: Problem
     seed: int
+    goes_on: bool  # beyond the border of the picture
 
 
 class RestorationPipeline:
@@ -257,7 +261,8 @@ class RestorationPipeline:
                 picture = dataclasses.replace(picture, alpha=None)
             first = derive_seed(seed, name)
             seeds = [first, *(derive_seed(first, sample) for sample in range(1, samples))]
-            jobs.extend(_Job(picture, problem, one) for one in seeds)
+            beyond = goes_on(picture, problem)
+            jobs.extend(_Job(picture, problem, one, beyond) for one in seeds)
 
         batch = batch or self.batch
         clock = _Clock(started, len(jobs), forecast, self.device)
@@ -379,7 +384,8 @@ class _Run:
             logger.warning("out of memory: going on with tiles of %d pixels", self.tile)
 
     def noise_level(self, job: _Job) -> float:
-        """σ_y. Rounding to 8 bits counts for a network, which would take the pixels for exact otherwise.
+        """σ_y. Rounding to 8 bits counts for a network, which would take the pixels for exact otherwise. A guess of
+        what lies beyond the border is no better.
 
         The noise of a grey picture is the same in all channels, where networks expect to average three.
         """
@@ -388,7 +394,7 @@ class _Run:
             return sigma_y
         if job.picture.grey:
             sigma_y *= 3**0.5
-        return max(sigma_y, ROUNDING_8_BIT) if job.picture.in_8_bits else sigma_y
+        return max(sigma_y, ROUNDING_8_BIT) if job.picture.in_8_bits or job.goes_on else sigma_y
 
     def solve(self, jobs: Sequence[_Job], progress: Callable[[float], None] | None) -> Tensor:
         """(B, 3, H, W) in [0, 1], on the CPU."""
@@ -408,7 +414,7 @@ class _Run:
         def measurement(window: Window) -> Tensor:
             wide = widened(window, around, size)
             y = torch.stack([_measurement(job, wide) for job in jobs]).to(pipe.device)
-            return y if wide == window else own_measurement(y, Problem(operator, sigma_of(1)), wide, window)
+            return own_measurement(y, Problem(operator, sigma_of(1)), wide, window, jobs[0].goes_on)
 
         def restore(windows: list[Window]) -> Tensor:
             nonlocal finished
@@ -599,6 +605,25 @@ def warn_of_misfit(picture: Picture, problem: Problem) -> None:
     )
 
 
+def goes_on(picture: Picture, problem: Problem) -> bool:
+    """Whether a picture was blurred with what lies beyond its border, as photographs are and an operator's
+    measurements are not."""
+    blur = problem.operator
+    if not isinstance(blur, (GaussianBlur, KernelBlur)):
+        return False
+    side = 256  # two corners are enough
+    height, width = (min(side, length) for length in picture.size)
+    corners = [
+        picture.window(0, 0, height, width),
+        picture.window(picture.size[0] - height, picture.size[1] - width, height, width).flip(-2, -1),
+    ]
+    y, sigma = to_internal(torch.stack(corners)), float(problem.sigma_y)
+    if picture.in_8_bits:
+        y, sigma = blur.unround(y), max(sigma, ROUNDING_8_BIT)
+    with torch.no_grad():
+        return not is_reflected(y, blur, internal_sigma(sigma), reach_of(blur, min(height, width)))
+
+
 def prior_folder(model: Path) -> Path | None:
     """Where a model's prior lies: in prior/, in the folder itself, or, for a network alone, in the model that
     comes with the package."""
@@ -749,13 +774,14 @@ def _as_picture(image: Image) -> Picture:
 
 
 def _groups(jobs: Sequence[_Job], batch: int) -> Iterator[list[_Job]]:
-    """Neighbours in the list that can run as one batch: one size, one operator."""
+    """Neighbours in the list that can run as one batch: one size, one operator, one kind of border."""
     group: list[_Job] = []
     for job in jobs:
         fits = group and (
             len(group) < batch
             and job.picture.size == group[0].picture.size
             and job.problem.operator == group[0].problem.operator
+            and job.goes_on == group[0].goes_on
         )
         if group and not fits:
             yield group

@@ -2,8 +2,8 @@
 
 Every tile is restored by itself, with the same noise field that the whole picture would see, and faded into
 its neighbours. Near its border a tile knows less than the whole picture does (the network sees padding there), so
-a margin of it is thrown away before fading. A blur has mixed in what lies outside: a guess of the surroundings
-takes that out of the measurement first.
+a margin of it is thrown away before fading. A blur has mixed in what lies outside, of a tile and of a photograph:
+a guess of the surroundings takes that out of the measurement first.
 """
 
 import dataclasses
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from ddc.operators.base import LinearOperator, Operator, Size
+from ddc.operators.blur import Blur
+from ddc.operators.border import see_through
 from ddc.problems import Problem
 
 NETWORK_MARGIN = 8  # pixels that padding inside a network is given to fade away
@@ -139,13 +141,19 @@ def widened(window: Window, by: int, size: Size) -> Window:
     return Window(top, left, bottom - top, right - left)
 
 
-def own_measurement(y: Tensor, problem: Problem, wide: Window, window: Window) -> Tensor:
+def own_measurement(
+    y: Tensor, problem: Problem, wide: Window, window: Window, goes_on: bool = False
+) -> Tensor:
     """What the operator would have measured of the window alone, from the measurements y of a wider window.
 
     Of the guess x̃ that y gives, the operator A of the window measures A x̃; what x̃ leaves unexplained of y is
     added as it stands. Away from the border of the window that is y. At the border only what the guess lacks is
     taken wrongly, and of that a blur shows little.
+
+    goes_on: whether the wider window is a part of a world in turn, as a photograph is, and not all there is
     """
+    if wide == window and not goes_on:
+        return y
     around, inside = (
         problem.operator.crop(part.top, part.left, part.height, part.width) for part in (wide, window)
     )
@@ -155,8 +163,13 @@ def own_measurement(y: Tensor, problem: Problem, wide: Window, window: Window) -
         return image[..., top : top + window.height, left : left + window.width]
 
     with torch.no_grad():
-        guess = around.wiener(y, problem.sigma)
-        return inside(cut(guess)) + cut(y - around(guess))
+        if goes_on and isinstance(around, Blur):
+            reach = reach_of(around, min(wide.height, wide.width))
+            guess, explained = see_through(y, around, problem.sigma, 2 * reach)
+        else:
+            guess = around.wiener(y, problem.sigma)
+            explained = around(guess)
+        return inside(cut(guess)) + cut(y - explained)
 
 
 def level(x: Tensor, y: Tensor, problem: Problem) -> Tensor:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy.ndimage import convolve, gaussian_filter1d
+from skimage import data
 
 from ddc.errors import UserError
 from ddc.operators.base import LinearOperator
@@ -49,8 +50,6 @@ def test_one_kernel_for_each_image() -> None:
 
 
 def test_estimate_sharpens() -> None:
-    from skimage import data
-
     x = torch.from_numpy(data.astronaut()[100:228, 150:278]).permute(2, 0, 1)[None].float() / 127.5 - 1
     for operator in (GaussianBlur(2.0), KernelBlur(motion_kernel(11, 20))):
         y = operator(x)

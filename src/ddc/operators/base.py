@@ -179,16 +179,20 @@ class SVDOperator(LinearOperator):
 
 @lru_cache(maxsize=32)
 def natural_spectrum(size: Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The spread r of a photograph's coefficients in an orthonormal basis of frequencies, (H, W).
-
-    r = 75 (1 + q)^(−5/4) with q the frequency in half periods per 256 pixels: a fit to the cosine transforms of
-    206 photographs in [-1, 1], within a third of it from q = 1 to 300.
-    """
+    """The spread r of a photograph's coefficients in an orthonormal basis of frequencies, (H, W)."""
     height, width = size
     with torch.inference_mode(False):
         rows = torch.arange(height, dtype=torch.float64)[:, None] * (256 / height)
         columns = torch.arange(width, dtype=torch.float64)[None] * (256 / width)
-        return (75 * (1 + (rows**2 + columns**2).sqrt()) ** -1.25).to(dtype).to(device)
+        return spread_of_photographs((rows**2 + columns**2).sqrt()).to(dtype).to(device)
+
+
+def spread_of_photographs(q: Tensor) -> Tensor:
+    """r = 75 (1 + q)^(−5/4) with q the frequency in half periods per 256 pixels.
+
+    A fit to the cosine transforms of 206 photographs in [-1, 1], within a third of it from q = 1 to 300.
+    """
+    return 75 * (1 + q) ** -1.25
 
 
 def _noise_to_signal(sigma: Sigma) -> Sigma:

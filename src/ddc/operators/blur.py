@@ -1,4 +1,7 @@
-"""Blur with a Gaussian (separable) or with any kernel. The picture is reflected at its border."""
+"""Blur with a Gaussian (separable) or with any kernel. The picture is reflected at its border.
+
+A photograph is not: `ddc.operators.border` guesses what lies beyond its border.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -30,11 +33,20 @@ class GaussianBlur(SeparableOperator):
         if self.size < 1 or self.size % 2 == 0:
             raise UserError(f"the size of a Gaussian blur is {self.size}; expected an odd number of taps")
 
+    @property
+    def weight(self) -> Tensor:
+        """The taps of one side."""
+        offset = torch.arange(self.size, dtype=torch.float64) - self.size // 2
+        weight = torch.exp(-0.5 * (offset / self.sigma) ** 2)
+        return weight / weight.sum()
+
+    @property
+    def kernel(self) -> Tensor:
+        return torch.outer(self.weight, self.weight).float()
+
     def taps(self, length: int) -> Taps:
-        offset = torch.arange(self.size) - self.size // 2
-        weight = torch.exp(-0.5 * (offset.double() / self.sigma) ** 2)
-        index = torch.arange(length).unsqueeze(1) + offset
-        return Taps(reflect(index, length), (weight / weight.sum()).expand(length, -1))
+        index = torch.arange(length).unsqueeze(1) + torch.arange(self.size) - self.size // 2
+        return Taps(reflect(index, length), self.weight.expand(length, -1))
 
     def unround(self, y: Tensor) -> Tensor:
         return smooth_bands(y)
@@ -110,6 +122,9 @@ def _plan(operator: KernelBlur, size: Size, dtype: torch.dtype, device: torch.de
         work = torch.promote_types(dtype, torch.float32)  # no FFT in half precision
         spectrum = torch.fft.rfft2(operator.kernel.clone().to(work).to(device), s=fft_sides)
     return Plan(sides[0], sides[1], spectrum, (fft_sides[0], fft_sides[1]))
+
+
+Blur = GaussianBlur | KernelBlur
 
 
 def smooth_bands(y: Tensor) -> Tensor:
