@@ -22,7 +22,7 @@ from ddc.errors import UserError
 from ddc.evaluation.experiments import EXPERIMENTS
 from ddc.operators import OPERATORS, LinearOperator, Operator, SVDOperator
 from ddc.presets import NETWORKS, PRIORS
-from ddc.problems import TASKS, make_problem
+from ddc.problems import READ_OFF, TASKS, make_problem
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Solver
 from ddc.training.settings import LoopSettings
@@ -69,6 +69,8 @@ def tasks() -> str:
         except UserError:  # needs a file of the reader's
             operator = {"blur": "KernelBlur", "inpaint": "Inpaint"}.get(name, "yours")
         rows.append(f"| `{name}` | {text} | `{operator}` |")
+    for name, text in READ_OFF.items():  # to restore with, not to degrade with
+        rows.append(f"| `{name}` | {text} | `{'JPEG' if name == 'jpeg' else 'GaussianBlur'}` |")
     return "\n".join(rows)
 
 

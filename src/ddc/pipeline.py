@@ -29,6 +29,7 @@ from ddc.images import (
     ROUNDING_8_BIT,
     Picture,
     checked_floats,
+    estimate_blur,
     estimate_sigma,
     internal_sigma,
     jpeg_noise,
@@ -42,7 +43,7 @@ from ddc.operators.border import is_reflected
 from ddc.operators.colorize import GREY, Colorize
 from ddc.operators.inpaint import Inpaint
 from ddc.priors import Prior
-from ddc.problems import Problem, check_sigma, misfit, task_family, task_operator
+from ddc.problems import READ_OFF, Problem, check_sigma, misfit, task_family, task_operator
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Callback, Solver, Step
 from ddc.tiling import (
@@ -64,6 +65,8 @@ MOST_NOISE = 0.1  # that it was trained for, in [0, 1] units
 DEFAULT_TILE = 256  # pixels; what the networks are trained at, and compiled for on CUDA
 MEASURED_STEPS = 3  # of the first tile, to forecast the time of all
 FINE_JPEG = 90  # a quality from which on a JPEG hardly differs from what it was made of
+SHARP = 0.7  # pixels; photographs that nobody blurred are estimated up to 0.5, as JPEG up to 0.7
+ESTIMATE_NOISE = ("denoise", "deblur")  # where none is said
 CPU_TILE = 512  # nothing is compiled there, and fewer borders are faster and better
 
 Image = str | Path | Picture | Tensor | np.ndarray[Any, Any] | PIL.Image.Image
@@ -219,9 +222,10 @@ class RestorationPipeline:
         """Restore one picture or several.
 
         images: files, `Picture`s, Pillow images, (H, W, 3) arrays, or (3, H, W) tensors; floats are in [0, 1]
-        task: a name (see `ddc.problems.TASKS`), "jpeg" for the quality that a file says, or an operator
+        task: a name (see `ddc.problems.TASKS`), "jpeg" for the quality that a file says, "deblur" for a Gaussian blur of
+            a width that the picture shows, or an operator
         sigma: the noise of the pictures in [0, 1] units, or "auto" to estimate it from each; left out, it is
-            "auto" for the task denoise and 0 for the others
+            "auto" for the tasks denoise and deblur and 0 for the others
         solver, steps, options: the algorithm, its length, and its other settings by name
         seed: of all randomness, with each picture's name (a file's name, `names`, or else its index)
         samples: how many restorations of each picture
@@ -242,7 +246,7 @@ class RestorationPipeline:
         if tile is not None and tile != 0 and tile < SMALLEST_TILE:
             raise UserError(f"a tile must be at least {SMALLEST_TILE} pixels (or 0: never cut), not {tile}")
         if sigma is None:
-            sigma = "auto" if task == "denoise" else 0.0
+            sigma = "auto" if task in ESTIMATE_NOISE else 0.0
         if isinstance(mask, np.ndarray):
             mask = torch.from_numpy(mask)
         method = make_solver(solver, steps, options)
@@ -292,13 +296,11 @@ class RestorationPipeline:
 
     def problem(self, picture: Picture, operators: "_Operators", sigma: float | Literal["auto"]) -> Problem:
         """The problem that a picture is the measurement of."""
-        operator, name = operators.of(picture)
         sigma_y = estimate_sigma(picture) if sigma == "auto" else float(sigma)
         check_sigma(sigma_y)
+        operator, name = operators.of(picture, sigma_y)
         if operator.scale > 1 or isinstance(operator, (GaussianBlur, KernelBlur)):
-            # undoing these would make JPEG's errors many times larger. They lie together around edges, which is
-            # worse than the even noise that networks know: twice their size gives the best pictures
-            sigma_y = max(sigma_y, 2 * jpeg_noise(picture))
+            sigma_y = with_jpeg_noise(picture, sigma_y)
         return Problem(operator, sigma_y, name)
 
     def check(self, solver: Solver, problem: Problem) -> None:
@@ -487,17 +489,20 @@ class _Operators:
     ) -> None:
         self.task, self.mask, self.kernel, self.operator_file = task, mask, kernel, operator_file
         self.made: dict[str, Operator] = {}
-        if isinstance(task, str) and task != "jpeg":
+        if isinstance(task, str) and task not in READ_OFF:
             task_family(task)  # an unknown name is refused before anything is read
 
     def use_alpha(self) -> bool:
         """Whether a picture's alpha is its mask, not its transparency."""
         task = self.task
         return (
-            isinstance(task, str) and task != "jpeg" and task_family(task) == "inpaint" and self.mask is None
+            isinstance(task, str)
+            and task not in READ_OFF
+            and task_family(task) == "inpaint"
+            and self.mask is None
         )
 
-    def of(self, picture: Picture) -> tuple[Operator, str]:
+    def of(self, picture: Picture, sigma_y: float) -> tuple[Operator, str]:
         if isinstance(self.task, Operator):
             if "given" not in self.made:
                 size = (
@@ -522,6 +527,14 @@ class _Operators:
                     quality,
                 )
             task = f"jpeg{quality}"
+        if task == "deblur":
+            blur = estimate_blur(picture, with_jpeg_noise(picture, sigma_y))
+            if blur < SHARP:
+                logger.warning(
+                    "%s looks sharp, so there is little to undo; if you know of a blur, name it, as in gauss1.5",
+                    picture.path or "the picture",
+                )
+            task = f"gauss{max(blur, 0.5):g}"
         if task_family(task) == "inpaint":
             mask = self.mask if self.mask is not None else picture.mask
             if mask is None:
@@ -603,6 +616,15 @@ def warn_of_misfit(picture: Picture, problem: Problem) -> None:
         problem.sigma_y,
         advice,
     )
+
+
+def with_jpeg_noise(picture: Picture, sigma_y: float) -> float:
+    """The noise to reckon with where undoing a blur or a loss of size would make JPEG's errors many times larger.
+
+    They lie together around edges, which is worse than the even noise that networks know: twice their size gives
+    the best pictures.
+    """
+    return max(sigma_y, 2 * jpeg_noise(picture))
 
 
 def goes_on(picture: Picture, problem: Problem) -> bool:

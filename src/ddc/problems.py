@@ -45,6 +45,12 @@ TASKS: dict[str, str] = {
     "custom": "your own operator, a class in a Python file: my_op.py:MyOp",
 }
 
+# Of these the number is read off each picture, which takes a picture: they can be restored, not degraded with.
+READ_OFF: dict[str, str] = {
+    "jpeg": "JPEG compression at the quality that the file says",
+    "deblur": "Gaussian blur; its width and the noise are estimated from the picture",
+}
+
 _NUMBER = r"\d+(?:\.\d+)?"
 _PATTERNS: tuple[tuple[str, Family], ...] = (
     (r"sr(?P<scale>\d+)(?P<pool>-pool)?", "superres"),

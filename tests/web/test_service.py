@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, ImageFilter
 from skimage import data
 
 from ddc.cli import main
@@ -64,6 +64,15 @@ def test_noise_is_estimated_and_suggested(work: Service, tmp_path: Path) -> None
     assert seen.suggested.kind == "Noise" and seen.suggested.sigma == pytest.approx(0.1, rel=0.25)
     clean = work.inspect(saved(tmp_path / "b.png", data.coffee()[100:228, 200:328]))
     assert clean.suggested.kind == "Low resolution" and clean.suggested.sigma == 0
+
+
+def test_blur_is_estimated_and_suggested(work: Service, tmp_path: Path) -> None:
+    blurred = np.asarray(Image.fromarray(data.coffee()).filter(ImageFilter.GaussianBlur(2)))[100:228, 200:328]
+    seen = work.inspect(saved(tmp_path / "a.png", blurred))
+    assert seen.suggested.kind == "Blur" and seen.suggested.blur == pytest.approx(2, abs=0.4)
+    assert f"blur of about {seen.suggested.blur:.1f} pixels" in seen.facts
+    tiny = work.inspect(saved(tmp_path / "b.png", blurred[:32, :32]))
+    assert tiny.suggested.kind == "Low resolution" and "blur" not in tiny.facts
 
 
 def test_transparent_pixels_are_holes(work: Service, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def _here() -> dict[str, Any]:
 
     import torch
 
-    from ddc.problems import TASKS
+    from ddc.problems import READ_OFF, TASKS
     from ddc.solvers import SOLVERS
 
     threads = torch.get_num_threads()
@@ -139,7 +139,7 @@ def _here() -> dict[str, Any]:
         except PackageNotFoundError:
             versions[name] = "not installed"
     return {
-        "tasks": TASKS,
+        "tasks": TASKS | READ_OFF,
         "solvers": {name: (kind.__doc__ or "").splitlines()[0] for name, kind in SOLVERS.items()},
         "devices": devices,
         "versions": versions,

@@ -27,8 +27,8 @@ class Restore(FileOptions):
     (or --mask) are the holes."""
 
     task: Annotated[str, tyro.conf.arg(metavar="TASK")] = "sr4"
-    """What happened to the pictures: sr2 … sr16, gauss, motion, blur, inpaint, jpeg (quality as the file says),
-    jpeg10, denoise, colorize; `ddc info` lists all."""
+    """What happened to the pictures: sr2 … sr16, deblur (estimated), gauss1.5, motion, blur, inpaint, jpeg (quality as the
+    file says), jpeg10, denoise, colorize; `ddc info` lists all."""
     solver: Annotated[str, tyro.conf.arg(metavar="SOLVER")] = "ddc"
     """The algorithm; `ddc info` lists all."""
     model: Annotated[Path | None, shown("FOLDER")] = None
@@ -37,7 +37,7 @@ class Restore(FileOptions):
     """A data-consistency network outside the model folder."""
     sigma: Annotated[float | Literal["auto"] | None, shown("NUMBER|auto")] = None
     """The noise in the pictures, for pixels in [0, 1], as in 0.05; auto estimates it. Left out, it is auto for the
-    task denoise and 0 for the others."""
+    tasks denoise and deblur and 0 for the others."""
     mask: Annotated[Path | None, shown("FILE")] = None
     """A mask for inpainting, as large as the picture: white is known, black is a hole."""
     kernel: Annotated[Path | None, shown("FILE")] = None
@@ -95,7 +95,7 @@ class Restore(FileOptions):
     def _check(self) -> dict[str, str]:
         """Refuse what can be refused before a model is read. Returns the solver's settings."""
         from ddc.pipeline import make_solver
-        from ddc.problems import check_sigma, make_problem, task_family
+        from ddc.problems import READ_OFF, check_sigma, make_problem, task_family
 
         if self.batch is not None and self.batch < 1:
             raise UserError(f"--batch {self.batch} is no number of pictures; expected 1 or more")
@@ -108,24 +108,18 @@ class Restore(FileOptions):
                 raise UserError(f"--solver-option {text} is not KEY=VALUE, as in eta=0.85")
             options[key.strip()] = value.strip()
         solver = make_solver(self.solver, self.steps, options)
-        sigma, task = self._sigma(), self._task()
-        if sigma != "auto":
-            check_sigma(sigma)
-        if task != "jpeg" and task_family(task) not in ("inpaint", "custom"):
-            solver.check(
-                make_problem(task, 0.0 if sigma == "auto" else sigma, mask=self.mask, kernel=self.kernel)
-            )
-        elif task == "jpeg" and (self.mask or self.kernel):
-            raise UserError("the task jpeg takes no mask and no kernel; leave them out")
+        task = self._task()
+        sigma = self.sigma if isinstance(self.sigma, float) else 0.0  # else it is estimated, or none
+        check_sigma(sigma)
+        if task in READ_OFF:
+            if self.mask or self.kernel:
+                raise UserError(f"the task {task} takes no mask and no kernel; leave them out")
+        elif task_family(task) not in ("inpaint", "custom"):
+            solver.check(make_problem(task, sigma, mask=self.mask, kernel=self.kernel))
         return options
 
     def _task(self) -> str:
         return "custom" if self.operator is not None else self.task
-
-    def _sigma(self) -> float | Literal["auto"]:
-        if self.sigma is None:
-            return "auto" if self._task() == "denoise" else 0.0
-        return self.sigma
 
     def _results(
         self,
@@ -140,7 +134,7 @@ class Restore(FileOptions):
             result = pipe(
                 [picture for _, picture in group],
                 self._task(),
-                sigma=self._sigma(),
+                sigma=self.sigma,
                 solver=self.solver,
                 steps=self.steps,
                 options=options,

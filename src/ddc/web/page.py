@@ -83,7 +83,7 @@ class Page:
     # "Restore my photo"
 
     def uploaded(self, data: Mapping[str, Any] | None) -> tuple[Any, ...]:
-        """A file came: → upload, facts, kind, scale, quality, sigma, editor, picture."""
+        """A file came: → upload, facts, kind, scale, blur, quality, sigma, editor, picture."""
         import gradio as gr
 
         if data is None:
@@ -97,23 +97,24 @@ class Page:
         choices = seen.suggested
         shown = gr.skip() if upload.path.suffix.lower() in SHOWN_BY_BROWSERS else seen.preview
         facts = html.escape(seen.facts, quote=False)
-        return upload, facts, choices.kind, choices.scale, choices.quality, choices.sigma, seen.preview, shown
+        known = (choices.kind, choices.scale, choices.blur, choices.quality, choices.sigma)
+        return upload, facts, *known, seen.preview, shown
 
     def clicked(self, example: Example) -> tuple[Any, ...]:
-        """An example was clicked: the same, and blur."""
+        """An example was clicked: the same, with what is known of it."""
         upload, facts, *_, preview, _ = self.uploaded(
             {"path": str(example.path), "orig_name": example.path.name}
         )
         known = example.choices
         return (
-            *(upload, facts, known.kind, known.scale, known.quality, known.sigma, preview),
-            *(str(example.path), known.blur),
+            *(upload, facts, known.kind, known.scale, known.blur, known.quality, known.sigma),
+            *(preview, str(example.path)),
         )
 
     def cleared(self) -> tuple[Any, ...]:
         import gradio as gr
 
-        return None, "", gr.skip(), gr.skip(), gr.skip(), gr.skip(), None, gr.skip()
+        return None, "", *[gr.skip()] * 5, None, gr.skip()
 
     def forecast(self, upload: Upload | None, *values: Any) -> str:
         if upload is None:
@@ -282,7 +283,7 @@ class Page:
                         first.motion, label="The camera moved", info="Otherwise: out of focus"
                     )
                     blur = gr.Slider(
-                        0.5, 30, first.blur, step=0.5, label="Pixels", info="Width, or length of the move"
+                        0.5, 30, first.blur, step=0.1, label="Pixels", info="Width, or length of the move"
                     )
                     angle = gr.Slider(0, 180, first.angle, step=5, label="Direction in degrees")
                 editor = gr.ImageEditor(
@@ -358,7 +359,7 @@ class Page:
                     )
 
         choices = [kind, scale, motion, blur, angle, quality, sigma, solver, steps, seed, samples]
-        seen = [upload, facts, kind, scale, quality, sigma, editor, picture]
+        seen = [upload, facts, kind, scale, blur, quality, sigma, editor, picture]
         told: dict[str, Any] = {
             "fn": self.forecast,
             "inputs": [upload, *choices],
@@ -369,9 +370,7 @@ class Page:
         # queue, because only events of the queue can show a warning.
         picture.upload(self.uploaded, picture, seen, preprocess=False, **quietly).then(**told)
         picture.clear(self.cleared, None, seen, **at_once).then(**told)
-        gallery.click(lambda index: self.clicked(examples[index]), gallery, [*seen, blur], **at_once).then(
-            **told
-        )
+        gallery.click(lambda index: self.clicked(examples[index]), gallery, seen, **at_once).then(**told)
         kind.change(
             lambda chosen: [
                 gr.update(visible=chosen == "Low resolution"),

@@ -23,10 +23,18 @@ from torch import Tensor
 from ddc.cli.degrade import Degrade
 from ddc.errors import UserError
 from ddc.evaluation.metrics import psnr
-from ddc.images import READABLE, Picture, estimate_sigma, jpeg_quality, quantise, to_internal
+from ddc.images import (
+    READABLE,
+    Picture,
+    estimate_blur,
+    estimate_sigma,
+    jpeg_quality,
+    quantise,
+    to_internal,
+)
 from ddc.operators.base import Operator
 from ddc.perceptual import LPIPS
-from ddc.pipeline import RestorationPipeline, RestorationResult, duration, make_solver
+from ddc.pipeline import RestorationPipeline, RestorationResult, duration, make_solver, with_jpeg_noise
 from ddc.problems import TASKS, make_problem
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Solver, find_part
@@ -40,6 +48,7 @@ NEED_A_FILE = ("blur", "inpaint", "custom")  # tasks that a menu alone cannot na
 SHOWABLE = "PNG, JPEG, WebP, TIFF, BMP or HEIC"
 VIEW = 1600  # pixels; a longer picture is shown smaller, and downloaded whole
 CANVAS = 768  # pixels of the picture that holes are painted on
+BLURRED = 0.9  # pixels; less may be the lens, or the taste of whoever sharpened it
 NOTICEABLE = 0.02  # an estimate of σ_y below this is the picture's own detail
 # black, indigo, red, orange, pale yellow: darker is more certain, also for colour-blind eyes
 HEAT = np.array([(0, 0, 4), (66, 10, 104), (188, 55, 84), (249, 142, 9), (252, 255, 164)], np.float32)
@@ -174,9 +183,14 @@ class Service:
             facts.append("transparent pixels, which can be filled")
         if sigma is not None:
             facts.append(f"noise of about {sigma:.3f}" + ("" if noisy else " (none to speak of)"))
+        blur = _blur_or_none(picture, sigma)
+        blurred = blur is not None and blur >= BLURRED
+        if blurred:
+            facts.append(f"blur of about {blur:.1f} pixels")
         suggested = Choices(
-            kind=_suggested_kind(quality, holes, noisy),
+            kind=_suggested_kind(quality, holes, noisy, blurred),
             scale=4 if max(picture.size) <= 512 else 2,
+            blur=blur if blurred and blur is not None else Choices.blur,
             quality=quality or Choices.quality,
             sigma=round(sigma, 3) if noisy and sigma is not None else 0.0,
         )
@@ -500,12 +514,21 @@ def _sigma_or_none(picture: Picture) -> float | None:
         return None
 
 
-def _suggested_kind(quality: int | None, holes: bool, noisy: bool) -> str:
+def _blur_or_none(picture: Picture, sigma: float | None) -> float | None:
+    try:
+        return estimate_blur(picture, with_jpeg_noise(picture, sigma or 0.0))
+    except UserError:
+        return None
+
+
+def _suggested_kind(quality: int | None, holes: bool, noisy: bool, blurred: bool) -> str:
     if holes:
         return "Holes"
     if quality is not None and quality < 85:
         return "JPEG artefacts"
-    return "Noise" if noisy else "Low resolution"
+    if noisy:
+        return "Noise"
+    return "Blur" if blurred else "Low resolution"
 
 
 def try_tasks() -> dict[str, str]:
