@@ -399,11 +399,11 @@ def test_a_blur_is_estimated(width: float, sigma: float) -> None:
     """Of photographs that were blurred whole, with what lies beyond their border."""
     rng = np.random.default_rng(0)
     errors = []
-    for photograph in (data.astronaut(), data.coffee(), data.chelsea(), data.rocket()):
+    for photograph in (data.astronaut(), data.coffee(), data.chelsea()):
         blurred = gaussian_filter(photograph / 255, (width, width, 0))[40:-40, 80:-80]
         pixels = quantise((blurred + sigma * rng.standard_normal(blurred.shape)).astype(np.float32), 8)
         errors.append(estimate_blur(Picture(pixels), sigma) - width)
-    assert np.abs(errors).max() < 0.35 * width and np.abs(errors).mean() < 0.16 * width
+    assert np.abs(errors).max() < 0.21 * width and np.abs(errors).mean() < 0.12 * width
 
 
 def test_sharp_photographs_are_estimated_sharp_and_tiny_ones_not_at_all() -> None:
