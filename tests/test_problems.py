@@ -178,3 +178,11 @@ def test_a_blur_that_is_said_too_strong_does_not_fit(task: str, sigma: float) ->
     z = Noise([0]).normal(x.shape)
     fitting, sharper = misfit(problem.measure(x, z), problem), misfit(weaker.measure(x, z), problem)
     assert fitting < 0.006 + 1.4 * sigma < sharper
+
+
+@pytest.mark.parametrize(("task", "instead"), [("jpeg", "jpeg10"), ("deblur", "gauss1.5")])
+def test_what_is_read_off_a_picture_is_no_problem_by_itself(task: str, instead: str) -> None:
+    with pytest.raises(UserError, match=rf"takes its number from a picture .* as in {instead}"):
+        make_problem(task)
+    with pytest.raises(UserError, match=f"did you mean {task}"):
+        make_problem(f"{task}r")

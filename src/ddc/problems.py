@@ -214,9 +214,15 @@ def _parse(task: str) -> tuple[Family, dict[str, str]]:
         match = re.fullmatch(pattern, task)
         if match:
             return family, match.groupdict()
-    near = difflib.get_close_matches(task, TASKS, n=1)
+    if task in READ_OFF:
+        raise UserError(
+            f"the task {task} takes its number from a picture that is restored; name one here, as in "
+            + ("jpeg10" if task == "jpeg" else "gauss1.5")
+        )
+    names = (*TASKS, *READ_OFF)
+    near = difflib.get_close_matches(task, names, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise UserError(f"the task {task!r} is not known; expected one of {', '.join(TASKS)}{hint}")
+    raise UserError(f"the task {task!r} is not known; expected one of {', '.join(names)}{hint}")
 
 
 def _blur(task: str, numbers: dict[str, str], kernel: Tensor | str | Path | None) -> Operator:
