@@ -38,7 +38,7 @@ from ddc.images import (
 )
 from ddc.noise import Noise, derive_seed
 from ddc.operators.base import LinearOperator, Operator, check_adjoint
-from ddc.operators.blur import GaussianBlur, KernelBlur
+from ddc.operators.blur import Blur, GaussianBlur
 from ddc.operators.border import is_reflected
 from ddc.operators.colorize import GREY, Colorize
 from ddc.operators.inpaint import Inpaint
@@ -299,7 +299,7 @@ class RestorationPipeline:
         sigma_y = estimate_sigma(picture) if sigma == "auto" else float(sigma)
         check_sigma(sigma_y)
         operator, name = operators.of(picture, sigma_y)
-        if operator.scale > 1 or isinstance(operator, (GaussianBlur, KernelBlur)):
+        if operator.scale > 1 or isinstance(operator, Blur):
             sigma_y = with_jpeg_noise(picture, sigma_y)
         return Problem(operator, sigma_y, name)
 
@@ -590,7 +590,7 @@ def warn_of_misfit(picture: Picture, problem: Problem) -> None:
     """Say so where a picture cannot have been blurred as the task says, for the result would ring."""
     operator = problem.operator
     side = 256  # the middle is enough
-    if not isinstance(operator, (GaussianBlur, KernelBlur)) or min(picture.size) < 64:
+    if not isinstance(operator, Blur) or min(picture.size) < 64:
         return
     top, left = (max(0, (length - side) // 2) for length in picture.size)
     y = to_internal(picture.window(top, left, side, side))[None]
@@ -631,7 +631,7 @@ def goes_on(picture: Picture, problem: Problem) -> bool:
     """Whether a picture was blurred with what lies beyond its border, as photographs are and an operator's
     measurements are not."""
     blur = problem.operator
-    if not isinstance(blur, (GaussianBlur, KernelBlur)):
+    if not isinstance(blur, Blur):
         return False
     side = 256  # two corners are enough
     height, width = (min(side, length) for length in picture.size)

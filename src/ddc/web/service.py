@@ -183,14 +183,14 @@ class Service:
             facts.append("transparent pixels, which can be filled")
         if sigma is not None:
             facts.append(f"noise of about {sigma:.3f}" + ("" if noisy else " (none to speak of)"))
-        blur = _blur_or_none(picture, sigma)
-        blurred = blur is not None and blur >= BLURRED
+        blur = _blur_or_0(picture, sigma or 0.0)
+        blurred = blur >= BLURRED
         if blurred:
             facts.append(f"blur of about {blur:.1f} pixels")
         suggested = Choices(
             kind=_suggested_kind(quality, holes, noisy, blurred),
             scale=4 if max(picture.size) <= 512 else 2,
-            blur=blur if blurred and blur is not None else Choices.blur,
+            blur=blur if blurred else Choices.blur,
             quality=quality or Choices.quality,
             sigma=round(sigma, 3) if noisy and sigma is not None else 0.0,
         )
@@ -514,11 +514,11 @@ def _sigma_or_none(picture: Picture) -> float | None:
         return None
 
 
-def _blur_or_none(picture: Picture, sigma: float | None) -> float | None:
+def _blur_or_0(picture: Picture, sigma: float) -> float:
     try:
-        return estimate_blur(picture, with_jpeg_noise(picture, sigma or 0.0))
-    except UserError:
-        return None
+        return estimate_blur(picture, with_jpeg_noise(picture, sigma))
+    except UserError:  # too small to tell
+        return 0.0
 
 
 def _suggested_kind(quality: int | None, holes: bool, noisy: bool, blurred: bool) -> str:
