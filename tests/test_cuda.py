@@ -36,7 +36,7 @@ def test_the_fast_path_agrees_with_float32(task: str) -> None:
     name = "inpaint" if task == "inpaint92" else task
     pictures = []
     for fast in (False, True):
-        pipe = RestorationPipeline.from_pretrained().to("cuda", fast=fast)
+        pipe = RestorationPipeline.from_pretrained().to("cuda", fast=fast, compile=True)
         result = pipe((y + 1) / 2, name, sigma=float(problem.sigma_y), tile=256, names=["a"], **options)
         pictures.append(result.picture.tensor)
     exact, quick = pictures

@@ -1,6 +1,7 @@
 """The fast path on the CPU, and the parts of the CUDA one that are plain arithmetic."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,26 @@ def test_batches_are_cut_padded_and_joined() -> None:
     assert seen == [4, 4, 4]
     assert torch.allclose(unet(x[:, :, :8], times), prior.unet(x[:, :, :8], times), atol=1e-5)
     assert len(seen) == 3  # another size is not compiled for
+
+
+def test_code_is_compiled_when_there_was_work_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    prior, _ = models()
+    unet = CudaUNet(prior.unet, CPU, torch.float32, 16)
+    unet.sizes, unet.patience = (1, 4), 2
+    compiled = []
+
+    def compile(run: Callable, **_: object) -> Callable:
+        compiled.append(run)
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile)
+    x, times = torch.randn(3, 3, 16, 16), torch.arange(3)
+    results = []
+    for made in (0, 0, 1, 1):
+        unet(x[:, :, :8], times)  # another size does not count
+        results.append(unet(x, times))
+        assert len(compiled) == made
+    assert all(torch.allclose(result, results[0], atol=1e-5) for result in results)
 
 
 def test_precision_is_chosen_by_agreement(monkeypatch: pytest.MonkeyPatch) -> None:

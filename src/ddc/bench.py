@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
-from ddc.fast import FastModels, accelerate_models, agreement, prepare_compiler, probe, rewrap
+from ddc.fast import FastModels, accelerate_models, agreement, can_compile, prepare_compiler, probe, rewrap
 from ddc.images import Picture
 from ddc.networks import build_network, network_config, run_unet, unet_size_multiple, write_out_norms
 from ddc.noise import Noise
@@ -152,6 +152,7 @@ class Bench:
             self.prior,
             self.network,
             self.device,
+            compile=True if self.device.type == "cuda" and can_compile() else None,
             autotune=self.settings.autotune,
             batch=max(self.batches) if self.settings.batches else None,
             size=self.settings.size,

@@ -34,6 +34,7 @@ logger = logging.getLogger("ddc")
 DType = Literal["auto", "float16", "bfloat16", "float32"]
 AGREEMENT = {torch.float16: 50.0, torch.bfloat16: 40.0}  # dB against float32 that a precision must reach
 LARGEST_BATCH = 16  # beyond it the chip is busy and little but memory grows
+PATIENCE = 1000  # calls of a network that take about as long as to compile it: 200 restorations of a batch
 CUDA_GRAPH_BATCH = 4  # up to here launching kernels costs more than running them
 
 
@@ -62,7 +63,8 @@ def accelerate_models(
     """Copies of the prior and the network, ready for `device`.
 
     dtype: "auto" takes the fastest precision that agrees with float32 (on CUDA; elsewhere it is float32)
-    compile: None is yes on CUDA where it can be done; the CPU gains too little from it and refuses
+    compile: None is yes on CUDA, where it can be done and once there was work enough that it will pay; True is at
+        once; the CPU gains too little from it and refuses
     autotune: let the compiler search for faster kernels, which takes minutes more
     batch: pictures at once; None chooses by the card's memory (1 where there is no card)
     size: the height and width that compiled networks are made for; other sizes run uncompiled
@@ -84,16 +86,17 @@ def accelerate_models(
     chosen = choose_dtype(prior, network, device, size) if dtype == "auto" else getattr(torch, dtype)
     fast = rewrap(prior, network, partial(CudaUNet, device=device, dtype=chosen, size=size))
     batch = batch or choose_batch(*fast, device, size)
+    patience = PATIENCE if compile is None else 0
     if compile is None:
         compile = can_compile()
         if not compile:
-            logger.warning("Triton or a C compiler is missing: the fast path runs without torch.compile")
+            logger.info("Triton or a C compiler is missing: the fast path runs without torch.compile")
     if compile:
         prepare_compiler()
         for part in fast:
             if part is not None and isinstance(part.unet, CudaUNet):
                 part.unet.sizes = tuple(sorted({1, batch}))
-                part.unet.autotune = autotune
+                part.unet.autotune, part.unet.patience = autotune, patience
     return FastModels(*fast, chosen, batch, compile)
 
 
@@ -153,7 +156,8 @@ class FoldedBlock(nn.Module):
 
 
 class CudaUNet(nn.Module):
-    """A U-Net in one precision, channels last; compiled for the batch sizes in `sizes` and pictures of `size`."""
+    """A U-Net in one precision, channels last; compiled for the batch sizes in `sizes` and pictures of `size`, after
+    `patience` calls."""
 
     def __init__(self, unet: nn.Module, device: torch.device, dtype: torch.dtype, size: int) -> None:
         super().__init__()
@@ -161,7 +165,7 @@ class CudaUNet(nn.Module):
         self.size_multiple = unet_size_multiple(unet)
         self.dtype, self.size = dtype, size
         self.sizes: tuple[int, ...] = ()
-        self.autotune = False
+        self.autotune, self.patience = False, 0
         module = copy.deepcopy(unet).to(device=device, dtype=dtype).eval().requires_grad_(False)
         self.module = _channels_last(write_out_norms(module))
         self._compiled: dict[int, Callable[[Tensor, Tensor], Tensor]] = {}
@@ -170,6 +174,9 @@ class CudaUNet(nn.Module):
         x = x.to(self.dtype).contiguous(memory_format=torch.channels_last)
         grad = torch.is_grad_enabled() and x.requires_grad
         if grad or not self.sizes or tuple(x.shape[-2:]) != (self.size, self.size):
+            return run_unet(self.module, x, times)
+        if self.patience > 0:  # a few pictures are restored before their code would be compiled
+            self.patience -= 1
             return run_unet(self.module, x, times)
         times = times.expand(len(x))
         parts = []

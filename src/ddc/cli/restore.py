@@ -60,7 +60,8 @@ class Restore(FileOptions):
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     fast: bool = True
-    """The fast path: half precision and compiled code on CUDA, faster convolutions on the CPU."""
+    """The fast path: half precision on CUDA, and compiled code once a few hundred pictures or tiles are done; faster
+    convolutions on the CPU."""
     quality: Annotated[int, tyro.conf.arg(metavar="N")] = 95
     """Quality of JPEG and HEIC results."""
 

@@ -47,6 +47,7 @@ class Web:
             keep_minutes=self.keep_minutes,
         )
         port = free_port(self.host, self.port)  # before the model is read
-        pipe = RestorationPipeline.from_pretrained(self.model, self.network).to(self.device, self.fast)
+        pipe = RestorationPipeline.from_pretrained(self.model, self.network)
+        pipe.to(self.device, self.fast, compile=False)  # nobody wants to wait for that at a page
         serve(pipe, limits, self.host, port, self.open_browser)
         return 0

@@ -95,7 +95,7 @@ class LinearOperator(Operator):
         """Aᵀ(AAᵀ + λI)⁻¹ r = (AᵀA + λI)⁻¹Aᵀ r; with λ = 0, the pseudo-inverse."""
         size = size or self.image_size(r)
         floor = SINGULAR_CUTOFF**2 * 0.1
-        damped = torch.as_tensor(lam, dtype=r.dtype, device=r.device).clamp(min=floor)
+        damped = lam.to(r).clamp(min=floor) if isinstance(lam, Tensor) else max(lam, floor)
         rhs = self.adjoint(r, size)
         return conjugate_gradient(
             lambda x: self.adjoint(self(x), size) + damped * x, rhs, torch.zeros_like(rhs), self.cg_iterations
@@ -173,7 +173,9 @@ class SVDOperator(LinearOperator):
         weight = ((s > 0) / (expected + FAINT**2) ** 2).expand(lacking.shape)
         excess = (weight * (lacking.detach() ** 2 - expected)).sum((1, 2, 3), keepdim=True)
         error = (excess / weight.sum((1, 2, 3), keepdim=True)).clamp(min=EXACT**2)
-        trust = (torch.as_tensor(sigma, device=x.device) <= NOISE_FLOOR) / (1 + error / NOISE_FLOOR**2)
+        trust = 1 / (1 + error / NOISE_FLOOR**2)
+        if isinstance(sigma, Tensor):
+            trust = trust * (sigma <= NOISE_FLOOR)
         return x + self.V(s * e**2 / (expected + error) * trust * lacking)
 
 
