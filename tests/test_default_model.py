@@ -74,6 +74,17 @@ def test_deblurring_leaves_no_waves_in_a_sky(pipe: RestorationPipeline) -> None:
     )  # 20 with the bands of rounding
 
 
+def test_a_picture_out_of_focus_is_restored_by_what_it_shows(pipe: RestorationPipeline) -> None:
+    world = torch.from_numpy(data.chelsea().copy()).permute(2, 0, 1)[None].float() / 255
+    blurred = to_unit(task_operator("disc3.5+gauss0.6")(to_internal(world)))
+    truth, y = (x[0, :, 60:252, 100:292] for x in (world, blurred))
+    picture = Picture(np.rint(y.permute(1, 2, 0).numpy() * 255).astype(np.uint8))
+    restored = pipe(picture, "deblur")
+    radius = float(restored.tasks[0].removeprefix("disc").partition("+")[0])
+    assert radius == pytest.approx(3.5, abs=0.11)
+    assert psnr(restored.picture.tensor, truth) > psnr(y, truth) + 3
+
+
 @pytest.mark.parametrize("task", ["gauss", "motion"])
 def test_the_border_of_a_blurred_photograph_is_restored_too(pipe: RestorationPipeline, task: str) -> None:
     """The world goes on beyond it, and was blurred into it."""

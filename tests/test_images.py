@@ -9,20 +9,16 @@ import pytest
 import tifffile
 import torch
 from PIL import Image, ImageCms, ImageOps
-from scipy.ndimage import gaussian_filter
 from skimage import data
 
 from ddc import images
 from ddc.errors import UserError
 from ddc.images import (
     Picture,
-    estimate_blur,
-    estimate_sigma,
     find_pictures,
     internal_sigma,
     jpeg_noise,
     jpeg_quality,
-    quantise,
     to_internal,
     to_unit,
     unit_float,
@@ -375,46 +371,6 @@ def test_jpeg_quality_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png_bytes())
     with pytest.raises(UserError, match="not a JPEG"):
         jpeg_quality(tmp_path / "a.png")
-
-
-@pytest.mark.parametrize("sigma", [0.02, 0.05, 0.1])
-def test_noise_estimate(sigma: float) -> None:
-    clean = data.astronaut().astype(np.float32) / 255
-    noise = np.random.default_rng(0).normal(0, sigma, clean.shape).astype(np.float32)
-    estimate = estimate_sigma(Picture((clean + noise).clip(0, 1)))
-    assert abs(estimate - sigma) < 0.01
-
-
-def test_noise_estimate_needs_pixels() -> None:
-    with pytest.raises(UserError, match="too few pixels"):
-        estimate_sigma(Picture(ramp(8, 8)))
-    mask = np.random.default_rng(0).random((64, 64)) < 0.08
-    with pytest.raises(UserError, match="too few pixels"):
-        estimate_sigma(Picture(ramp(64, 64), (mask * 255).astype(np.uint8)))
-
-
-@pytest.mark.parametrize("width", [1.0, 1.5, 2.5, 4.0])
-@pytest.mark.parametrize("sigma", [0.0, 0.02])
-def test_a_blur_is_estimated(width: float, sigma: float) -> None:
-    """Of photographs that were blurred whole, with what lies beyond their border."""
-    rng = np.random.default_rng(0)
-    errors = []
-    for photograph in (data.astronaut(), data.coffee(), data.chelsea()):
-        blurred = gaussian_filter(photograph / 255, (width, width, 0))[40:-40, 80:-80]
-        pixels = quantise((blurred + sigma * rng.standard_normal(blurred.shape)).astype(np.float32), 8)
-        errors.append(estimate_blur(Picture(pixels), sigma) - width)
-    assert np.abs(errors).max() < 0.21 * width and np.abs(errors).mean() < 0.12 * width
-
-
-def test_sharp_photographs_are_estimated_sharp_and_tiny_ones_not_at_all() -> None:
-    for photograph in (data.astronaut(), data.coffee()):
-        assert estimate_blur(Picture(photograph), 0.0) < 0.7
-    grey = np.repeat(data.camera()[:256, :256, None], 3, axis=2)
-    blurred = quantise(gaussian_filter(grey / 255, (2.0, 2.0, 0)).astype(np.float32), 8)
-    assert estimate_blur(Picture(blurred, grey=True), 0.0) == pytest.approx(2.0, abs=0.3)
-    assert estimate_blur(Picture(np.full((64, 64, 3), 7, np.uint8)), 0.0) >= 0  # nothing to see
-    with pytest.raises(UserError, match="40×30 pixels is too small to estimate its blur; name it"):
-        estimate_blur(Picture(data.astronaut()[:30, :40]), 0.0)
 
 
 def test_find_pictures_keeps_the_tree_and_passes_over_other_files(tmp_path: Path) -> None:

@@ -365,7 +365,7 @@ def test_a_blur_is_estimated_from_each_picture(pipe: RestorationPipeline) -> Non
     cup = torch.from_numpy(data.coffee()[100:228, 200:328] / np.float32(255)).permute(2, 0, 1)
     blurred = [to_unit(GaussianBlur(width)(to_internal(cup)[None])[0]) for width in (1.5, 3.0)]
     result = pipe(blurred, "deblur", steps=1)
-    widths = [float(task.removeprefix("gauss")) for task in result.tasks]
+    widths = [float(task.removeprefix("gauss")) for task in result.tasks]  # no discs
     assert widths == [pytest.approx(1.5, abs=0.5), pytest.approx(3.0, abs=0.6)] and result.notes == [[], []]
     assert all(0 < sigma < 0.01 for sigma in result.sigma)  # estimated, too
     sharp = pipe(data.astronaut()[:96, :96], "deblur", steps=1)

@@ -10,7 +10,7 @@ from skimage import data
 from ddc.errors import UserError
 from ddc.noise import Noise
 from ddc.operators import JPEG, AveragePool, Bicubic, Denoise, GaussianBlur, Inpaint, KernelBlur, Operator
-from ddc.operators.blur import motion_kernel
+from ddc.operators.blur import disc_kernel, motion_kernel
 from ddc.operators.inpaint import random_mask
 from ddc.problems import TASKS, Problem, make_problem, misfit, task_family, task_operator
 
@@ -69,6 +69,9 @@ def test_motion_and_masks_in_names() -> None:
     assert torch.equal(default.kernel, motion_kernel(15, 45))
     flat = task_operator("motion9@0")
     assert isinstance(flat, KernelBlur) and torch.equal(flat.kernel, motion_kernel(9, 0))
+    disc, soft = task_operator("disc2.5"), task_operator("disc2.5+gauss0.6")
+    assert isinstance(disc, KernelBlur) and torch.equal(disc.kernel, disc_kernel(2.5))
+    assert isinstance(soft, KernelBlur) and torch.equal(soft.kernel, disc_kernel(2.5, 0.6))
     random = task_operator("inpaint70.5", SIZE, [4, 5])
     assert isinstance(random, Inpaint) and torch.equal(random.mask, random_mask(SIZE, 0.705, [4, 5]))
     box = task_operator("box8", SIZE)
@@ -88,6 +91,7 @@ def test_a_given_mask_takes_the_place_of_a_made_one() -> None:
     [
         ("sr7-pool", "superres"),
         ("motion9", "blur"),
+        ("disc3+gauss0.5", "blur"),
         ("blur", "blur"),
         ("strokes", "inpaint"),
         ("inpaint50", "inpaint"),
@@ -117,6 +121,9 @@ def test_families(task: str, family: str) -> None:
         ("gauss0", "more than 0"),
         ("gauss1000", "at most 100"),
         ("motion0", "1 to 255"),
+        ("disc0", "0.5 to 100"),
+        ("disc3+gauss21", "at most 20"),
+        ("disc3+motion9", "is not known"),
         ("box0", "at least one"),
         ("blur", "needs a kernel"),
         ("custom", "needs an operator"),

@@ -25,12 +25,11 @@ from torch import Tensor
 
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
+from ddc.estimates import estimate_blur, estimate_sigma, is_possible
 from ddc.images import (
     ROUNDING_8_BIT,
     Picture,
     checked_floats,
-    estimate_blur,
-    estimate_sigma,
     internal_sigma,
     jpeg_noise,
     jpeg_quality,
@@ -43,7 +42,7 @@ from ddc.operators.border import is_reflected
 from ddc.operators.colorize import GREY, Colorize
 from ddc.operators.inpaint import Inpaint
 from ddc.priors import Prior
-from ddc.problems import READ_OFF, Problem, check_sigma, misfit, task_family, task_operator
+from ddc.problems import READ_OFF, Problem, check_sigma, task_family, task_operator
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Callback, Solver, Step
 from ddc.tiling import (
@@ -222,7 +221,7 @@ class RestorationPipeline:
         """Restore one picture or several.
 
         images: files, `Picture`s, Pillow images, (H, W, 3) arrays, or (3, H, W) tensors; floats are in [0, 1]
-        task: a name (see `ddc.problems.TASKS`), "jpeg" for the quality that a file says, "deblur" for a Gaussian blur of
+        task: a name (see `ddc.problems.TASKS`), "jpeg" for the quality that a file says, "deblur" for a blur of
             a width that the picture shows, or an operator
         sigma: the noise of the pictures in [0, 1] units, or "auto" to estimate it from each; left out, it is
             "auto" for the tasks denoise and deblur and 0 for the others
@@ -529,12 +528,12 @@ class _Operators:
             task = f"jpeg{quality}"
         if task == "deblur":
             blur = estimate_blur(picture, with_jpeg_noise(picture, sigma_y))
-            if blur < SHARP:
+            if blur.spread < SHARP:
                 logger.warning(
                     "%s looks sharp, so there is little to undo; if you know of a blur, name it, as in gauss1.5",
                     picture.path or "the picture",
                 )
-            task = f"gauss{max(blur, 0.5):g}"
+            task = blur.task if blur.spread >= 0.5 else "gauss0.5"
         if task_family(task) == "inpaint":
             mask = self.mask if self.mask is not None else picture.mask
             if mask is None:
@@ -588,24 +587,13 @@ logger.addFilter(_take_note)
 
 def warn_of_misfit(picture: Picture, problem: Problem) -> None:
     """Say so where a picture cannot have been blurred as the task says, for the result would ring."""
-    operator = problem.operator
-    side = 256  # the middle is enough
-    if not isinstance(operator, Blur) or min(picture.size) < 64:
-        return
-    top, left = (max(0, (length - side) // 2) for length in picture.size)
-    y = to_internal(picture.window(top, left, side, side))[None]
-    sigma = max(float(problem.sigma_y), ROUNDING_8_BIT)
-    limit = 0.006 + 1.4 * sigma  # of photographs blurred as said, in 8 bits or as JPEG, few come near it
-    if misfit(y, Problem(operator, sigma)) <= limit:
+    operator, sigma = problem.operator, float(problem.sigma_y)
+    if not isinstance(operator, Blur) or min(picture.size) < 64 or is_possible(picture, operator, sigma):
         return
     advice = "another blur"
     if isinstance(operator, GaussianBlur):
         weaker = (step / 4 for step in range(math.ceil(4 * operator.sigma) - 1, 1, -1))
-        fits = (
-            blur
-            for blur in weaker
-            if misfit(y, Problem(dataclasses.replace(operator, sigma=blur), sigma)) <= limit
-        )
+        fits = (w for w in weaker if is_possible(picture, dataclasses.replace(operator, sigma=w), sigma))
         fitting = next(fits, None)
         advice = f"gauss{fitting:g} or less" if fitting else "another task"
     logger.warning(

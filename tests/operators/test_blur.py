@@ -9,7 +9,7 @@ from skimage import data
 
 from ddc.errors import UserError
 from ddc.operators.base import LinearOperator
-from ddc.operators.blur import GaussianBlur, KernelBlur, motion_kernel, read_kernel
+from ddc.operators.blur import GaussianBlur, KernelBlur, disc_kernel, motion_kernel, read_kernel
 from ddc.training.tasks import round_to_8_bit
 
 
@@ -56,6 +56,30 @@ def test_estimate_sharpens() -> None:
         guess = operator.estimate(y, 0.01)
         assert (guess - x).norm() < 0.8 * (y - x).norm()
         assert (operator.project(y, y, 0.01) - x).norm() < 0.8 * (y - x).norm()
+
+
+@pytest.mark.parametrize("radius", [0.6, 1.0, 2.5, 7.3])
+def test_disc_kernel_is_even_round_and_of_its_size(radius: float) -> None:
+    kernel = disc_kernel(radius).double()
+    assert float(kernel.sum()) == pytest.approx(1) and torch.equal(kernel, kernel.mT)
+    assert (
+        torch.allclose(kernel, kernel.flip(0)) and kernel.max() == kernel[len(kernel) // 2, len(kernel) // 2]
+    )
+    assert float(1 / kernel.max()) == pytest.approx(
+        max(np.pi * radius**2, 1), rel=0.13
+    )  # its area, or a pixel
+    axis = torch.arange(len(kernel)) - len(kernel) // 2
+    spread = float((kernel.sum(1) * axis**2).sum())
+    assert spread == pytest.approx(radius**2 / 4, abs=0.15)
+    soft = disc_kernel(radius, 1.2).double()
+    axis = torch.arange(len(soft)) - len(soft) // 2
+    assert float((soft.sum(1) * axis**2).sum()) == pytest.approx(spread + 1.44, rel=0.01)
+
+
+def test_a_disc_that_cannot_be_is_refused() -> None:
+    for radius, softness in ((0.0, 0.0), (float("nan"), 0.0), (3.0, -1.0)):
+        with pytest.raises(UserError, match="expected pixels, a radius above 0"):
+            disc_kernel(radius, softness)
 
 
 @pytest.mark.parametrize("angle", [0, 45, 90, 30, -60])

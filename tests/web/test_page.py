@@ -76,8 +76,8 @@ class Visitor:
 def settings(choices: Choices) -> list[Any]:
     """In the order of the page's controls."""
     c = choices
-    chosen = [c.kind, c.scale, c.motion, c.blur, c.angle, c.quality, c.sigma, c.solver, c.steps, c.seed]
-    return [*chosen, c.samples]
+    chosen = [c.kind, c.scale, c.shape, c.blur, c.softness, c.angle, c.quality, c.sigma]
+    return [*chosen, c.solver, c.steps, c.seed, c.samples]
 
 
 def png(seed: int = 0, side: int = 40) -> bytes:

@@ -18,6 +18,7 @@ from skimage import data
 from ddc.cli import main
 from ddc.errors import UserError
 from ddc.images import Picture
+from ddc.operators.blur import KernelBlur, disc_kernel
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import TASKS
 from ddc.solvers import SOLVERS
@@ -71,6 +72,13 @@ def test_blur_is_estimated_and_suggested(work: Service, tmp_path: Path) -> None:
     seen = work.inspect(saved(tmp_path / "a.png", blurred))
     assert seen.suggested.kind == "Blur" and seen.suggested.blur == pytest.approx(2, abs=0.4)
     assert f"blur of about {seen.suggested.blur:.1f} pixels" in seen.facts
+    picture = torch.from_numpy(data.coffee() / np.float32(255)).permute(2, 0, 1)[None]
+    unfocused = (
+        (KernelBlur(disc_kernel(4))(picture)[0].permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
+    )
+    seen = work.inspect(saved(tmp_path / "c.png", unfocused[60:-60, 60:-60]))
+    assert seen.suggested.kind == "Blur" and seen.suggested.task.startswith("disc")
+    assert seen.suggested.blur == pytest.approx(4, abs=0.15) and "a disc of about 4.0 pixels" in seen.facts
     tiny = work.inspect(saved(tmp_path / "b.png", blurred[:32, :32]))
     assert tiny.suggested.kind == "Low resolution" and "blur" not in tiny.facts
 
@@ -166,7 +174,10 @@ def test_menus_come_from_the_registries(work: Service, monkeypatch: pytest.Monke
     monkeypatch.setattr(service, "find_part", lambda name, model: None)  # where no bridge and no denoiser is
     assert set(SOLVERS) - set(work.solver_names()) == {"i2sb", "cddb", "pnp-admm"}
     assert all(Choices(kind=kind).task for kind in KINDS)
-    assert Choices(kind="Blur", motion=True, blur=9, angle=30).task == "motion9@30"
+    _, disc, line = service.SHAPES
+    assert Choices(kind="Blur", shape=line, blur=9, angle=30).task == "motion9@30"
+    assert Choices(kind="Blur", shape=disc, blur=2.5).task == "disc2.5"
+    assert Choices(kind="Blur", shape=disc, blur=2.5, softness=0.6).task == "disc2.5+gauss0.6"
     assert Choices(kind="Blur", blur=1.5).task == "gauss1.5"
 
 

@@ -19,7 +19,7 @@ class Degrade(FileOptions):
     files (--ext npy) keep noise beyond black and white, which other formats cut off."""
 
     task: str = "sr4"
-    """What to do to the pictures: sr4, gauss, motion, blur, inpaint92, box, strokes, jpeg10, denoise, colorize."""
+    """What to do to the pictures: sr4, gauss, disc, motion, blur, inpaint92, box, strokes, jpeg10, denoise, colorize."""
     sigma: float = 0.0
     """Noise to add, for pixels in [0, 1], as in 0.05."""
     mask: Annotated[Path | None, shown("FILE")] = None

@@ -159,6 +159,24 @@ def motion_kernel(length: float = 15, angle_degrees: float = 45) -> Tensor:
     return (kernel / kernel.sum()).float()
 
 
+def disc_kernel(radius: float = 3, softness: float = 0) -> Tensor:
+    """A disc, as a lens out of focus makes of a point, of sum 1; `softness` is the width of a Gaussian on top of it."""
+    if not (math.isfinite(radius) and radius > 0 and math.isfinite(softness) and softness >= 0):
+        raise UserError(
+            f"a disc of radius {radius} with a Gaussian of {softness} was asked for; expected pixels, a radius above 0"
+        )
+    half, parts = math.ceil(radius - 0.5), 16
+    axis = (torch.arange((2 * half + 1) * parts, dtype=torch.float64) + 0.5) / parts - half - 0.5
+    inside = (axis.view(-1, 1) ** 2 + axis**2 <= radius**2).double()
+    kernel = inside.view(2 * half + 1, parts, 2 * half + 1, parts).mean((1, 3))  # the share of each pixel
+    if softness:
+        wider = half + math.ceil(4 * softness)
+        offset = torch.arange(-wider, wider + 1).view(-1, 1) - torch.arange(-half, half + 1)
+        along = torch.exp(-0.5 * (offset.double() / softness) ** 2)
+        kernel = along @ kernel @ along.mT
+    return (kernel / kernel.sum()).float()
+
+
 def read_kernel(path: str | Path) -> Tensor:
     """A kernel (h, w) of sum 1 from a picture (its brightness) or a 2-D .npy array."""
     import numpy as np

@@ -25,7 +25,18 @@ from ddc.errors import UserError
 from ddc.pipeline import RestorationPipeline
 from ddc.solvers import SOLVERS
 from ddc.web import service
-from ddc.web.service import KINDS, Array, Choices, Example, Limits, Service, Stopped, Upload, Visitors
+from ddc.web.service import (
+    KINDS,
+    SHAPES,
+    Array,
+    Choices,
+    Example,
+    Limits,
+    Service,
+    Stopped,
+    Upload,
+    Visitors,
+)
 
 SHOWN_BY_BROWSERS = {".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp"}
 CSS = """
@@ -83,7 +94,7 @@ class Page:
     # "Restore my photo"
 
     def uploaded(self, data: Mapping[str, Any] | None) -> tuple[Any, ...]:
-        """A file came: → upload, facts, kind, scale, blur, quality, sigma, editor, picture."""
+        """A file came: → upload, facts, what is known, editor, picture."""
         import gradio as gr
 
         if data is None:
@@ -97,24 +108,19 @@ class Page:
         choices = seen.suggested
         shown = gr.skip() if upload.path.suffix.lower() in SHOWN_BY_BROWSERS else seen.preview
         facts = html.escape(seen.facts, quote=False)
-        known = (choices.kind, choices.scale, choices.blur, choices.quality, choices.sigma)
-        return upload, facts, *known, seen.preview, shown
+        return upload, facts, *_known(choices), seen.preview, shown
 
     def clicked(self, example: Example) -> tuple[Any, ...]:
         """An example was clicked: the same, with what is known of it."""
         upload, facts, *_, preview, _ = self.uploaded(
             {"path": str(example.path), "orig_name": example.path.name}
         )
-        known = example.choices
-        return (
-            *(upload, facts, known.kind, known.scale, known.blur, known.quality, known.sigma),
-            *(preview, str(example.path)),
-        )
+        return upload, facts, *_known(example.choices), preview, str(example.path)
 
     def cleared(self) -> tuple[Any, ...]:
         import gradio as gr
 
-        return None, "", *[gr.skip()] * 5, None, gr.skip()
+        return None, "", *[gr.skip()] * len(_known(Choices())), None, gr.skip()
 
     def forecast(self, upload: Upload | None, *values: Any) -> str:
         if upload is None:
@@ -279,13 +285,16 @@ class Page:
                 kind = gr.Radio(list(KINDS), value=first.kind, label="What is wrong with it?", elem_id="kind")
                 scale = gr.Radio([2, 3, 4, 8], value=first.scale, label="Enlarge so many times")
                 with gr.Row(visible=False) as blurs:
-                    motion = gr.Checkbox(
-                        first.motion, label="The camera moved", info="Otherwise: out of focus"
-                    )
+                    shape = gr.Radio(list(SHAPES), value=first.shape, label="What became of a point?")
                     blur = gr.Slider(
-                        0.5, 30, first.blur, step=0.1, label="Pixels", info="Width, or length of the move"
+                        0.5, 30, first.blur, step=0.05, label="Pixels", info="Width, radius or length"
                     )
-                    angle = gr.Slider(0, 180, first.angle, step=5, label="Direction in degrees")
+                    softness = gr.Slider(
+                        0, 3, first.softness, step=0.1, label="Softness of the disc", visible=False
+                    )
+                    angle = gr.Slider(
+                        0, 180, first.angle, step=5, label="Direction in degrees", visible=False
+                    )
                 editor = gr.ImageEditor(
                     label="Paint over what is to be filled",
                     type="numpy",
@@ -358,8 +367,8 @@ class Page:
                         label="Python", language="python", interactive=False, wrap_lines=True, lines=1
                     )
 
-        choices = [kind, scale, motion, blur, angle, quality, sigma, solver, steps, seed, samples]
-        seen = [upload, facts, kind, scale, blur, quality, sigma, editor, picture]
+        choices = [kind, scale, shape, blur, softness, angle, quality, sigma, solver, steps, seed, samples]
+        seen = [upload, facts, kind, scale, shape, blur, softness, quality, sigma, editor, picture]
         told: dict[str, Any] = {
             "fn": self.forecast,
             "inputs": [upload, *choices],
@@ -380,6 +389,12 @@ class Page:
             ],
             kind,
             [scale, blurs, editor, quality],
+            **at_once,
+        )
+        shape.change(
+            lambda chosen: [gr.update(visible=chosen == name) for name in SHAPES[1:]],
+            shape,
+            [softness, angle],
             **at_once,
         )
         solver.change(lambda name: SOLVERS[name]().steps, solver, steps, **at_once)
@@ -499,13 +514,20 @@ def _as_upload(data: Mapping[str, Any]) -> Upload:
     return Upload(path, Path(str(data.get("orig_name") or path.name)).name)
 
 
+def _known(choices: Choices) -> tuple[Any, ...]:
+    """What a file or an example tells, in the order of the page's controls."""
+    c = choices
+    return c.kind, c.scale, c.shape, c.blur, c.softness, c.quality, c.sigma
+
+
 def _as_choices(values: tuple[Any, ...]) -> Choices:
-    kind, scale, motion, blur, angle, quality, sigma, solver, steps, seed, samples = values
+    kind, scale, shape, blur, softness, angle, quality, sigma, solver, steps, seed, samples = values
     return Choices(
         kind,
         int(scale),
-        bool(motion),
+        shape,
         float(blur),
+        float(softness),
         float(angle),
         int(quality),
         float(sigma or 0),

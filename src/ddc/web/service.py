@@ -22,12 +22,11 @@ from torch import Tensor
 
 from ddc.cli.degrade import Degrade
 from ddc.errors import UserError
+from ddc.estimates import BlurEstimate, estimate_blur, estimate_sigma
 from ddc.evaluation.metrics import psnr
 from ddc.images import (
     READABLE,
     Picture,
-    estimate_blur,
-    estimate_sigma,
     jpeg_quality,
     quantise,
     to_internal,
@@ -44,6 +43,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[float, str], None]
 
 KINDS = ("Low resolution", "Blur", "Holes", "JPEG artefacts", "Noise")
+SHAPES = (
+    "Soft",
+    "Out of focus",
+    "The camera moved",
+)  # of a point that was blurred: a Gaussian, a disc, a line
 NEED_A_FILE = ("blur", "inpaint", "custom")  # tasks that a menu alone cannot name
 SHOWABLE = "PNG, JPEG, WebP, TIFF, BMP or HEIC"
 VIEW = 1600  # pixels; a longer picture is shown smaller, and downloaded whole
@@ -91,8 +95,9 @@ class Choices:
 
     kind: str = "Low resolution"
     scale: int = 4
-    motion: bool = False  # the blur is a line, not a Gaussian
-    blur: float = 3.0  # pixels
+    shape: str = SHAPES[0]
+    blur: float = 3.0  # pixels: the width, the radius or the length
+    softness: float = 0.0  # of the disc: the width of a Gaussian on top of it
     angle: float = 45.0
     quality: int = 10
     sigma: float = 0.0
@@ -108,7 +113,7 @@ class Choices:
             case "Low resolution":
                 return f"sr{self.scale:d}"
             case "Blur":
-                return f"motion{self.blur:g}@{self.angle:g}" if self.motion else f"gauss{self.blur:g}"
+                return self._blur()
             case "Holes":
                 return "inpaint"
             case "JPEG artefacts":
@@ -116,6 +121,16 @@ class Choices:
             case "Noise":
                 return "denoise"
         raise UserError(f"{self.kind!r} is not known; expected one of {', '.join(KINDS)}")
+
+    def _blur(self) -> str:
+        soft, disc, line = SHAPES
+        if self.shape == soft:
+            return f"gauss{self.blur:g}"
+        if self.shape == disc:
+            return BlurEstimate(self.blur, self.softness).task
+        if self.shape == line:
+            return f"motion{self.blur:g}@{self.angle:g}"
+        raise UserError(f"{self.shape!r} is not known; expected one of {', '.join(SHAPES)}")
 
 
 @dataclass(frozen=True)
@@ -183,14 +198,18 @@ class Service:
             facts.append("transparent pixels, which can be filled")
         if sigma is not None:
             facts.append(f"noise of about {sigma:.3f}" + ("" if noisy else " (none to speak of)"))
-        blur = _blur_or_0(picture, sigma or 0.0)
-        blurred = blur >= BLURRED
-        if blurred:
-            facts.append(f"blur of about {blur:.1f} pixels")
+        blur = _blur_or_none(picture, sigma or 0.0)
+        blurred = blur is not None
+        if blur is not None:
+            facts.append(_described(blur))
+        else:
+            blur = BlurEstimate(0.0, Choices.blur)
         suggested = Choices(
             kind=_suggested_kind(quality, holes, noisy, blurred),
             scale=4 if max(picture.size) <= 512 else 2,
-            blur=blur if blurred else Choices.blur,
+            shape=SHAPES[1] if blur.radius else SHAPES[0],
+            blur=blur.radius or blur.width,
+            softness=blur.width if blur.radius else Choices.softness,
             quality=quality or Choices.quality,
             sigma=round(sigma, 3) if noisy and sigma is not None else 0.0,
         )
@@ -514,11 +533,19 @@ def _sigma_or_none(picture: Picture) -> float | None:
         return None
 
 
-def _blur_or_0(picture: Picture, sigma: float) -> float:
+def _blur_or_none(picture: Picture, sigma: float) -> BlurEstimate | None:
+    """The blur, where there is one to speak of."""
     try:
-        return estimate_blur(picture, with_jpeg_noise(picture, sigma))
+        blur = estimate_blur(picture, with_jpeg_noise(picture, sigma))
     except UserError:  # too small to tell
-        return 0.0
+        return None
+    return blur if blur.spread >= BLURRED else None
+
+
+def _described(blur: BlurEstimate) -> str:
+    if blur.radius:
+        return f"out of focus, by a disc of about {blur.radius:.1f} pixels"
+    return f"blur of about {blur.width:.1f} pixels"
 
 
 def _suggested_kind(quality: int | None, holes: bool, noisy: bool, blurred: bool) -> str:
