@@ -284,17 +284,18 @@ class Page:
                 )
                 kind = gr.Radio(list(KINDS), value=first.kind, label="What is wrong with it?", elem_id="kind")
                 scale = gr.Radio([2, 3, 4, 8], value=first.scale, label="Enlarge so many times")
-                with gr.Row(visible=False) as blurs:
-                    shape = gr.Radio(list(SHAPES), value=first.shape, label="What became of a point?")
-                    blur = gr.Slider(
-                        0.5, 30, first.blur, step=0.05, label="Pixels", info="Width, radius or length"
-                    )
-                    softness = gr.Slider(
-                        0, 3, first.softness, step=0.1, label="Softness of the disc", visible=False
-                    )
-                    angle = gr.Slider(
-                        0, 180, first.angle, step=5, label="Direction in degrees", visible=False
-                    )
+                with gr.Column(visible=False) as blurs:
+                    shape = gr.Radio(list(SHAPES), value=first.shape, label="Which blur?")
+                    with gr.Row():
+                        blur = gr.Slider(
+                            0.5, 30, first.blur, step=0.05, label="Pixels", info="Width, radius or length"
+                        )
+                        softness = gr.Slider(
+                            0, 3, first.softness, step=0.1, label="Softness of the disc", visible=False
+                        )
+                        angle = gr.Slider(
+                            0, 180, first.angle, step=5, label="Direction in degrees", visible=False
+                        )
                 editor = gr.ImageEditor(
                     label="Paint over what is to be filled",
                     type="numpy",
