@@ -71,7 +71,8 @@ def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
     The power of a photograph's frequencies ω falls as ω^−b, with b about 2.4; a Gaussian of width s multiplies it by
     exp(−s²ω²), a disc by its own spectrum with its dark rings, and noise adds the same to all. Whittle's likelihood
     says which it is. Of 40 photographs of 208×208 pixels, blurred whole and saved in 8 bits, the middle half of
-    Gaussians of 1 to 3 pixels and nine in ten discs of 2 to 9 are estimated within 0.1 pixels. A picture that is sky for the most part reads too little, for rounding is no even noise there.
+    Gaussians of 1 to 3 pixels and nine in ten discs of 2 to 9 are estimated within 0.1 pixels. A picture that is sky
+    for the most part reads too little, for rounding is no even noise there.
     """
     height, width = picture.size
     rows = slice(max(0, height // 2 - 256), height // 2 + 256)  # the middle is enough
