@@ -7,9 +7,9 @@ from scipy.ndimage import gaussian_filter
 from skimage import data
 
 from ddc.errors import UserError
-from ddc.estimates import BlurEstimate, disc_power, estimate_blur, estimate_sigma, is_possible
+from ddc.estimates import BlurEstimate, estimate_blur, estimate_sigma, is_possible, passed_power
 from ddc.images import Picture, quantise
-from ddc.operators.blur import GaussianBlur, KernelBlur, disc_kernel
+from ddc.operators.blur import GaussianBlur, KernelBlur, disc_kernel, motion_kernel, softened
 from ddc.problems import task_operator
 
 
@@ -17,10 +17,10 @@ def flat(side: int) -> np.ndarray:
     return np.full((side, side, 3), 100, np.uint8)
 
 
-def out_of_focus(photograph: np.ndarray, radius: float, softness: float = 0.0, sigma: float = 0.0) -> Picture:
+def blurred(photograph: np.ndarray, kernel: torch.Tensor, sigma: float = 0.0) -> Picture:
     """A window of a photograph that was blurred whole, in 8 bits."""
     x = torch.from_numpy(photograph / np.float32(255)).permute(2, 0, 1)[None]
-    y = KernelBlur(disc_kernel(radius, softness))(x)[0].permute(1, 2, 0).numpy()[40:-40, 80:-80]
+    y = KernelBlur(kernel)(x)[0].permute(1, 2, 0).numpy()[40:-40, 80:-80]
     y = y + sigma * np.random.default_rng(0).standard_normal(y.shape)
     return Picture(quantise(y.astype(np.float32), 8))
 
@@ -68,13 +68,24 @@ def test_sharp_photographs_are_estimated_sharp_and_tiny_ones_not_at_all() -> Non
 @pytest.mark.parametrize(("radius", "softness"), [(2.0, 0.0), (3.1, 0.6), (5.0, 0.0), (9.0, 0.6)])
 def test_a_disc_is_told_from_a_gaussian(radius: float, softness: float) -> None:
     for photograph in (data.astronaut(), data.coffee(), data.chelsea()):
-        blur = estimate_blur(out_of_focus(photograph, radius, softness), 0.0)
+        blur = estimate_blur(blurred(photograph, softened(disc_kernel(radius), softness)), 0.0)
         assert blur.radius == pytest.approx(radius, abs=0.11) and blur.width == pytest.approx(
             softness, abs=0.6
         )
     if radius > 4:  # a small disc and a Gaussian are much the same in noise
-        noisy = estimate_blur(out_of_focus(data.coffee(), radius, softness, 0.02), 0.02)
+        noisy = estimate_blur(blurred(data.coffee(), softened(disc_kernel(radius), softness), 0.02), 0.02)
         assert noisy.radius == pytest.approx(radius, abs=0.31)
+
+
+@pytest.mark.parametrize(
+    ("length", "angle", "softness"), [(9.0, 20.0, 0.0), (15.0, 100.0, 0.6), (25.0, 160.0, 0.6)]
+)
+def test_a_motion_is_told_with_its_length_and_direction(length: float, angle: float, softness: float) -> None:
+    kernel = softened(motion_kernel(length, angle), softness)
+    for photograph in (data.coffee(), data.chelsea()):
+        blur = estimate_blur(blurred(photograph, kernel), 0.0)
+        assert blur.length == pytest.approx(length, abs=1.1) and blur.angle == pytest.approx(angle, abs=5)
+        assert blur.width == pytest.approx(softness, abs=0.61)
 
 
 def test_what_no_disc_can_have_made_is_none() -> None:
@@ -92,12 +103,13 @@ def test_what_no_disc_can_have_made_is_none() -> None:
 
 
 def test_an_estimate_names_its_task_and_its_spread() -> None:
-    assert [BlurEstimate(*blur).task for blur in ((0, 1.5), (3, 0), (2.95, 0.6))] == [
+    assert [BlurEstimate(*blur).task for blur in ((0, 1.5), (3, 0), (2.95, 0.6), (0, 0, 9, 30))] == [
         "gauss1.5",
         "disc3",
         "disc2.95+gauss0.6",
+        "motion9@30",
     ]
-    kernel = disc_kernel(4.0, 1.0).double()
+    kernel = softened(disc_kernel(4.0), 1.0).double()
     axis = torch.arange(len(kernel)) - len(kernel) // 2
     assert BlurEstimate(4.0, 1.0).spread == pytest.approx(
         float((kernel.sum(1) * axis**2).sum() ** 0.5), rel=0.02
@@ -106,7 +118,7 @@ def test_an_estimate_names_its_task_and_its_spread() -> None:
 
 
 def test_the_dark_rings_of_a_disc_lie_where_bessel_says() -> None:
-    power = disc_power(5.0)
+    power = passed_power(5.0, 0.0, 0.0, 120, 1)[0]
     darkest = 2 + int(np.argmin(power[2:20]))
     assert darkest == pytest.approx(120 * 3.8317 / (2 * np.pi * 5), abs=1) and power[darkest] < 1e-3
-    assert np.array_equal(disc_power(0.0), np.ones_like(power))
+    assert np.array_equal(passed_power(0.0, 0.0, 0.0, 120, 1)[0], np.ones_like(power))

@@ -10,7 +10,7 @@ from skimage import data
 from ddc.errors import UserError
 from ddc.noise import Noise
 from ddc.operators import JPEG, AveragePool, Bicubic, Denoise, GaussianBlur, Inpaint, KernelBlur, Operator
-from ddc.operators.blur import disc_kernel, motion_kernel
+from ddc.operators.blur import disc_kernel, motion_kernel, softened
 from ddc.operators.inpaint import random_mask
 from ddc.problems import TASKS, Problem, make_problem, misfit, task_family, task_operator
 
@@ -71,7 +71,9 @@ def test_motion_and_masks_in_names() -> None:
     assert isinstance(flat, KernelBlur) and torch.equal(flat.kernel, motion_kernel(9, 0))
     disc, soft = task_operator("disc2.5"), task_operator("disc2.5+gauss0.6")
     assert isinstance(disc, KernelBlur) and torch.equal(disc.kernel, disc_kernel(2.5))
-    assert isinstance(soft, KernelBlur) and torch.equal(soft.kernel, disc_kernel(2.5, 0.6))
+    assert isinstance(soft, KernelBlur) and torch.equal(soft.kernel, softened(disc_kernel(2.5), 0.6))
+    moved = task_operator("motion9@30+gauss0.6")
+    assert isinstance(moved, KernelBlur) and torch.equal(moved.kernel, softened(motion_kernel(9, 30), 0.6))
     random = task_operator("inpaint70.5", SIZE, [4, 5])
     assert isinstance(random, Inpaint) and torch.equal(random.mask, random_mask(SIZE, 0.705, [4, 5]))
     box = task_operator("box8", SIZE)

@@ -1,6 +1,7 @@
 """What a picture tells of its own noise and blur."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
@@ -10,13 +11,12 @@ import numpy as np
 from ddc.errors import UserError
 from ddc.images import ROUNDING_8_BIT, Picture, to_internal, unit_float
 from ddc.operators.base import Operator
-from ddc.operators.blur import disc_kernel
+from ddc.operators.blur import disc_kernel, motion_kernel
 from ddc.problems import Problem, misfit, task_operator
 
-RINGS = 120  # of equal frequency, to a cycle per pixel
-# To believe in a disc and not in a Gaussian alone: what it gains in log-likelihood, at least, and as a share of what it
-# leaves unexplained (where the law of photographs holds badly, differences mean little)
-LEAST_GAIN, LEAST_SHARE = 25.0, 0.4
+# To believe in a disc and not in a Gaussian alone, or in a motion: what it gains in log-likelihood, at least, and as a
+# share of what it leaves unexplained (where the law of photographs holds badly, differences mean little)
+LEAST_GAIN, LEAST_SHARE = 25.0, 0.15
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -47,32 +47,34 @@ def estimate_sigma(picture: Picture) -> float:
 
 
 class BlurEstimate(NamedTuple):
-    """A disc, as a lens out of focus makes of a point, and a Gaussian on top of it; 0 is none of it."""
+    """A disc, as a lens out of focus makes of a point, or a line, as a motion does, and a Gaussian on top of it; pixels,
+    and degrees counter-clockwise. 0 is none of it."""
 
-    radius: float
-    width: float
+    radius: float = 0.0
+    width: float = 0.0
+    length: float = 0.0
+    angle: float = 0.0
 
     @property
     def spread(self) -> float:
-        """The standard deviation along each side, in pixels."""
-        return (self.width**2 + self.radius**2 / 4) ** 0.5
+        """The standard deviation of what becomes of a point, along the side where it is largest."""
+        return (self.width**2 + self.radius**2 / 4 + self.length**2 / 12) ** 0.5
 
     @property
     def task(self) -> str:
         """The task that undoes it."""
-        if not self.radius:
+        if not self.radius and not self.length:
             return f"gauss{self.width:g}"
-        return f"disc{self.radius:g}" + (f"+gauss{self.width:g}" if self.width else "")
+        shape = f"disc{self.radius:g}" if self.radius else f"motion{self.length:g}@{self.angle:g}"
+        return shape + (f"+gauss{self.width:g}" if self.width else "")
 
 
 def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
     """The blur of a picture, told by its spectrum; σ_y is its noise.
 
-    The power of a photograph's frequencies ω falls as ω^−b, with b about 2.4; a Gaussian of width s multiplies it by
-    exp(−s²ω²), a disc by its own spectrum with its dark rings, and noise adds the same to all. Whittle's likelihood
-    says which it is. Of 40 photographs of 208×208 pixels, blurred whole and saved in 8 bits, the middle half of
-    Gaussians of 1 to 3 pixels and nine in ten discs of 2 to 9 are estimated within 0.1 pixels. A picture that is sky
-    for the most part reads too little, for rounding is no even noise there.
+    Of 40 photographs of 208×208 pixels, blurred whole and saved in 8 bits, the middle half of Gaussians of 1 to 3 pixels
+    and nine in ten discs of 2 to 9 are estimated within 0.1 pixels. A picture that is sky for the most part reads too
+    little, for rounding is no even noise there.
     """
     height, width = picture.size
     rows = slice(max(0, height // 2 - 256), height // 2 + 256)  # the middle is enough
@@ -84,40 +86,38 @@ def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
         )
     fade = np.hanning(grey.shape[0] + 2)[1:-1, None] * np.hanning(grey.shape[1] + 2)[1:-1]
     faded = (grey - np.average(grey, weights=fade)) * fade
-    rings = mean_over_rings(np.abs(np.fft.rfft2(faded)) ** 2 / (fade**2).sum(), grey.shape[1])
-    known = rings.size > 0
-    power, omega = rings.power[known], 2 * np.pi * rings.frequency[known]
-    weight = np.minimum(rings.size[known], 200)  # many frequencies are no better known than the law holds
+    power = np.abs(np.fft.rfft2(faded)) ** 2 / (fade**2).sum()
     noise = max(sigma, ROUNDING_8_BIT / 1.5) ** 2 / (1 if picture.grey else 3)
 
-    def best(radii: Iterable[float], widths: Iterable[float], fineness: float) -> tuple[float, BlurEstimate]:
-        slope = np.arange(1.6, 3.61, 0.1 * fineness)[:, None, None]
-        photograph = (
-            np.exp(np.arange(-16, 3, 0.1 * fineness))[:, None] * omega**-slope
-        )  # slopes, amplitudes, rings
-        improbable = 10 * ((slope[..., 0] - 2.4) / 0.35) ** 2
+    def is_believed(blur: BlurEstimate, cost: float, other: float, spectrum: "Spectrum") -> bool:
+        """Against another blur and its cost."""
+        if other - cost < max(LEAST_GAIN, LEAST_SHARE * (cost - spectrum.least())):
+            return False
+        # a lattice in a picture has dark rings, too, but cannot have been blurred so
+        return is_possible(picture, task_operator(blur.task), sigma)
 
-        def misfit(blur: BlurEstimate) -> float:
-            passed = np.exp(-((blur.width * omega) ** 2)) * disc_power(blur.radius)[known]
-            expected = photograph * passed + noise
-            return float(((weight * (np.log(expected) + power / expected)).sum(2) + improbable).min())
+    rings = Spectrum(mean_over_bins(power, grey.shape[1], 120, 1), 120, 200, noise)
+    plain, best = rings.best(each(width=np.arange(0, 6.01, 0.1)))
+    # smaller discs look like Gaussians
+    _, near = rings.best(each(np.arange(1.5, 12.01, 0.25), (0, 0.4, 0.8, 1.2)), 4)
+    around = each(
+        np.arange(max(near.radius - 0.2, 1.5), near.radius + 0.21, 0.05),
+        np.arange(max(near.width - 0.3, 0), near.width + 0.31, 0.1),
+    )
+    cost, disc = rings.best(around)
+    if is_believed(disc, cost, plain, rings):
+        best = disc
 
-        blurs = [
-            BlurEstimate(round(float(radius), 2), round(float(width), 1))
-            for radius, width in product(radii, widths)
-        ]
-        return min((misfit(blur), blur) for blur in blurs)
-
-    gaussian, soft = best([0], np.arange(0, 6.01, 0.1), 1)
-    _, near = best(np.arange(1.5, 12.01, 0.25), (0, 0.4, 0.8, 1.2), 4)  # smaller discs look like Gaussians
-    radii = np.arange(max(near.radius - 0.2, 1.5), near.radius + 0.21, 0.05)
-    widths = np.arange(max(near.width - 0.3, 0), near.width + 0.31, 0.1)
-    disc, focus = best(radii, widths, 1)
-    unexplained = disc - float((weight * (np.log(np.maximum(power, 1e-20)) + 1)).sum())
-    if gaussian - disc < max(LEAST_GAIN, LEAST_SHARE * unexplained):
-        return soft
-    # a lattice in a picture has dark rings, too, but cannot have been blurred so
-    return focus if is_possible(picture, task_operator(focus.task), sigma) else soft
+    sectors = Spectrum(mean_over_bins(power, grey.shape[1], 60, 18), 60, 12, noise)
+    still, _ = sectors.best([best, disc], 3.5)
+    _, near = sectors.best(each(width=(0, 0.8), length=np.arange(5, 32, 2), angle=np.arange(0, 180, 10)), 8)
+    around = each(
+        width=np.arange(0, 1.21, 0.3),
+        length=np.arange(near.length - 1, near.length + 1.1, 0.5),
+        angle=np.arange(near.angle - 8, near.angle + 9, 4) % 180,
+    )
+    cost, motion = sectors.best(around, 3.5)
+    return motion if is_believed(motion, cost, still, sectors) else best
 
 
 def is_possible(picture: Picture, operator: Operator, sigma: float) -> bool:
@@ -130,31 +130,91 @@ def is_possible(picture: Picture, operator: Operator, sigma: float) -> bool:
     return misfit(y, Problem(operator, sigma)) <= limit
 
 
-class Rings(NamedTuple):
-    """Means over rings of equal frequency."""
+def each(
+    radius: Iterable[float] = (0.0,),
+    width: Iterable[float] = (0.0,),
+    length: Iterable[float] = (0.0,),
+    angle: Iterable[float] = (0.0,),
+) -> list[BlurEstimate]:
+    """All combinations."""
+    return [
+        BlurEstimate(*(round(float(value), 2) for value in values))
+        for values in product(radius, width, length, angle)
+    ]
+
+
+class Bins(NamedTuple):
+    """Means of a spectrum over bins of equal frequency and direction, (directions, frequencies)."""
 
     power: Array
     frequency: Array  # cycles per pixel
-    size: Array  # how many frequencies are in the ring; 0 where there is none
+    size: Array  # how many frequencies are in the bin; 0 where there is none
 
 
-def mean_over_rings(power: Array, width: int) -> Rings:
-    """Of a spectrum as `rfft2` makes it of pictures of this width, from 0.02 cycles per pixel on."""
-    frequency = np.hypot(np.fft.fftfreq(power.shape[0])[:, None], np.fft.rfftfreq(width))
+def mean_over_bins(power: Array, width: int, rings: int, sectors: int) -> Bins:
+    """Of a spectrum as `rfft2` makes it of pictures of this width; `rings` to a cycle per pixel, from 0.02 to 0.5."""
+    down, right = np.fft.fftfreq(power.shape[0])[:, None], np.fft.rfftfreq(width)
+    frequency = np.hypot(down, right)
     used = (frequency >= 0.02) & (frequency <= 0.5)
-    ring = (RINGS * frequency[used]).astype(int)
-    count = np.bincount(ring, minlength=RINGS // 2 + 1)
+    turn = np.arctan2(down, right)[used] / np.pi % 1
+    shape = (sectors, rings // 2 + 1)
+    bin = np.rint(sectors * turn).astype(int) % sectors * shape[1] + (rings * frequency[used]).astype(int)
+    size = np.bincount(bin, minlength=sectors * shape[1])
     power, frequency = (
-        np.bincount(ring, values[used], minlength=len(count)) / np.maximum(count, 1)
+        (np.bincount(bin, values[used], minlength=len(size)) / np.maximum(size, 1)).reshape(shape)
         for values in (power, frequency)
     )
-    return Rings(power, frequency, count.astype(np.float64))
+    return Bins(power, frequency, size.astype(np.float64).reshape(shape))
 
 
-@lru_cache(maxsize=256)
-def disc_power(radius: float) -> Array:
-    """What a disc leaves of each ring's power; radius 0 leaves all."""
-    if not radius:
-        return np.ones(RINGS // 2 + 1)
-    side = 2 * RINGS
-    return mean_over_rings(np.abs(np.fft.rfft2(disc_kernel(radius).numpy(), (side, side))) ** 2, side).power
+@dataclass(frozen=True)
+class Spectrum:
+    """What is known of a picture's power, and how probable a blur makes it.
+
+    The power of a photograph's frequencies ω falls as ω^−b, with b about 2.4, from an amplitude that may differ between
+    directions; a Gaussian of width s multiplies it by exp(−s²ω²), a disc and a line by their own spectra with their dark
+    rings and stripes, and noise adds the same to all. The cost of a blur is Whittle's: minus the logarithm of the
+    likelihood.
+    """
+
+    bins: Bins
+    rings: int
+    most: float  # weight of a bin: many frequencies are no better known than the law holds
+    noise: float
+
+    @property
+    def weight(self) -> Array:
+        return np.minimum(self.bins.size, self.most)
+
+    def least(self) -> float:
+        """The cost if all were explained."""
+        return float((self.weight * (np.log(np.maximum(self.bins.power, 1e-20)) + 1)).sum())
+
+    def best(self, blurs: Iterable[BlurEstimate], coarseness: float = 1) -> tuple[float, BlurEstimate]:
+        """The blur of the least cost, and its cost; photographs' laws are tried in finer or coarser steps."""
+        omega = np.where(self.bins.size > 0, 2 * np.pi * self.bins.frequency, 1)
+        slope = np.arange(1.6, 3.61, 0.1 * coarseness)[:, None, None, None]
+        amplitude = np.exp(np.arange(-16, 3, 0.1 * coarseness))[:, None]
+        photograph = amplitude * omega[:, None] ** -slope  # slopes, directions, amplitudes, frequencies
+        improbable = 10 * ((slope[:, 0, 0, 0] - 2.4) / 0.35) ** 2
+        weight, power = self.weight[:, None], self.bins.power[:, None]
+
+        def cost(blur: BlurEstimate) -> float:
+            passed = np.exp(-((blur.width * omega) ** 2)) * passed_power(
+                *(blur.radius, blur.length, blur.angle, self.rings, len(omega))
+            )
+            expected = photograph * passed[:, None] + self.noise
+            each_law = (weight * (np.log(expected) + power / expected)).sum(3).min(2).sum(1)
+            return float((each_law + improbable).min())
+
+        return min((cost(blur), blur) for blur in blurs)
+
+
+@lru_cache(maxsize=4096)
+def passed_power(radius: float, length: float, angle: float, rings: int, sectors: int) -> Array:
+    """What a disc or a line leaves of each bin's power."""
+    if not radius and not length:
+        return np.ones((sectors, rings // 2 + 1))
+    kernel = disc_kernel(radius) if radius else motion_kernel(length, angle)
+    side = 240
+    return mean_over_bins(np.abs(np.fft.rfft2(kernel.numpy(), (side, side))) ** 2, side, rings, sectors).power

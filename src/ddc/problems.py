@@ -15,7 +15,7 @@ from ddc.errors import UserError
 from ddc.images import internal_sigma
 from ddc.noise import Noise, derive_seed
 from ddc.operators.base import LinearOperator, Operator, Size, SVDOperator
-from ddc.operators.blur import GaussianBlur, KernelBlur, disc_kernel, motion_kernel, read_kernel
+from ddc.operators.blur import GaussianBlur, KernelBlur, disc_kernel, motion_kernel, read_kernel, softened
 from ddc.operators.colorize import Colorize
 from ddc.operators.custom import load_operator
 from ddc.operators.denoise import Denoise
@@ -34,7 +34,7 @@ TASKS: dict[str, str] = {
     "sr4-pool": "four times the size, where each small pixel is the mean of 4×4; any number from 2 to 16",
     "gauss": "Gaussian blur, standard deviation 3 pixels; gauss1.5 for 1.5 pixels",
     "disc": "out of focus: a disc of radius 3 pixels; disc2.5 for 2.5 pixels, disc2.5+gauss0.6 for a soft one",
-    "motion": "motion blur of 15 pixels at 45°; motion21@30 for 21 pixels at 30°",
+    "motion": "motion blur of 15 pixels at 45°; motion21@30+gauss0.6 for 21 soft ones at 30°",
     "blur": "blur with a kernel that you give (a picture or a .npy file)",
     "inpaint92": "92 % of the pixels are missing, at random; any number between 0 and 100",
     "box": "the middle is missing, half as high and as wide as the picture; box64 for 64×64 pixels",
@@ -49,15 +49,16 @@ TASKS: dict[str, str] = {
 # Of these the number is read off each picture, which takes a picture: they can be restored, not degraded with.
 READ_OFF: dict[str, str] = {
     "jpeg": "JPEG compression at the quality that the file says",
-    "deblur": "blur, a disc or a Gaussian; its size and the noise are estimated from the picture",
+    "deblur": "blur: a disc, a motion or a Gaussian; it and the noise are estimated from the picture",
 }
 
 _NUMBER = r"\d+(?:\.\d+)?"
+_SOFT = rf"(?:\+gauss(?P<soft>{_NUMBER}))?"
 _PATTERNS: tuple[tuple[str, Family], ...] = (
     (r"sr(?P<scale>\d+)(?P<pool>-pool)?", "superres"),
     (rf"gauss(?P<sigma>{_NUMBER})?", "blur"),
-    (rf"disc(?P<radius>{_NUMBER})?(?:\+gauss(?P<softness>{_NUMBER}))?", "blur"),
-    (rf"motion(?:(?P<length>{_NUMBER})(?:@(?P<angle>-?{_NUMBER}))?)?", "blur"),
+    (rf"disc(?P<radius>{_NUMBER})?{_SOFT}", "blur"),
+    (rf"motion(?:(?P<length>{_NUMBER})(?:@(?P<angle>-?{_NUMBER}))?)?{_SOFT}", "blur"),
     (r"blur", "blur"),
     (rf"inpaint(?P<percent>{_NUMBER})?", "inpaint"),
     (r"box(?P<side>\d+)?", "inpaint"),
@@ -234,23 +235,27 @@ def _blur(task: str, numbers: dict[str, str], kernel: Tensor | str | Path | None
                 "the task blur needs a kernel: give a picture or a .npy file, or use gauss or motion"
             )
         return KernelBlur(kernel if isinstance(kernel, Tensor) else read_kernel(kernel))
-    if task.startswith("motion"):
-        length, angle = float(numbers["length"] or 15), float(numbers["angle"] or 45)
-        if not 1 <= length <= 255:
-            raise UserError(f"the task {task} moves by {length:g} pixels; expected 1 to 255")
-        return KernelBlur(motion_kernel(length, angle))
-    if task.startswith("disc"):
-        radius, softness = float(numbers["radius"] or 3), float(numbers["softness"] or 0)
-        if not (0.5 <= radius <= 100 and softness <= 20):
-            raise UserError(
-                f"the task {task} blurs with a disc of radius {radius:g} and a Gaussian of {softness:g} pixels; "
-                "expected 0.5 to 100 and at most 20"
-            )
-        return KernelBlur(disc_kernel(radius, softness))
+    if "soft" in numbers:
+        soft = float(numbers["soft"] or 0)
+        if soft > 20:
+            raise UserError(f"the task {task} has a Gaussian of {soft:g} pixels on top; expected at most 20")
+        return KernelBlur(softened(_shape(task, numbers), soft))
     sigma = float(numbers["sigma"] or 3.0)
     if not 0 < sigma <= 100:
         raise UserError(f"the task {task} blurs with {sigma:g} pixels; expected more than 0 and at most 100")
     return GaussianBlur(sigma, max(61, 2 * math.ceil(4 * sigma) + 1))  # 61 taps, unless that would cut it
+
+
+def _shape(task: str, numbers: dict[str, str]) -> Tensor:
+    if "radius" in numbers:
+        radius = float(numbers["radius"] or 3)
+        if not 0.5 <= radius <= 100:
+            raise UserError(f"the task {task} has a disc of radius {radius:g} pixels; expected 0.5 to 100")
+        return disc_kernel(radius)
+    length, angle = float(numbers["length"] or 15), float(numbers["angle"] or 45)
+    if not 1 <= length <= 255:
+        raise UserError(f"the task {task} moves by {length:g} pixels; expected 1 to 255")
+    return motion_kernel(length, angle)
 
 
 def _mask(

@@ -159,22 +159,29 @@ def motion_kernel(length: float = 15, angle_degrees: float = 45) -> Tensor:
     return (kernel / kernel.sum()).float()
 
 
-def disc_kernel(radius: float = 3, softness: float = 0) -> Tensor:
-    """A disc, as a lens out of focus makes of a point, of sum 1; `softness` is the width of a Gaussian on top of it."""
-    if not (math.isfinite(radius) and radius > 0 and math.isfinite(softness) and softness >= 0):
-        raise UserError(
-            f"a disc of radius {radius} with a Gaussian of {softness} was asked for; expected pixels, a radius above 0"
-        )
+def disc_kernel(radius: float = 3) -> Tensor:
+    """A disc, as a lens out of focus makes of a point, of sum 1."""
+    if not (math.isfinite(radius) and radius > 0):
+        raise UserError(f"a disc of radius {radius} was asked for; expected pixels, more than 0")
     half, parts = math.ceil(radius - 0.5), 16
     axis = (torch.arange((2 * half + 1) * parts, dtype=torch.float64) + 0.5) / parts - half - 0.5
     inside = (axis.view(-1, 1) ** 2 + axis**2 <= radius**2).double()
     kernel = inside.view(2 * half + 1, parts, 2 * half + 1, parts).mean((1, 3))  # the share of each pixel
-    if softness:
-        wider = half + math.ceil(4 * softness)
-        offset = torch.arange(-wider, wider + 1).view(-1, 1) - torch.arange(-half, half + 1)
-        along = torch.exp(-0.5 * (offset.double() / softness) ** 2)
-        kernel = along @ kernel @ along.mT
     return (kernel / kernel.sum()).float()
+
+
+def softened(kernel: Tensor, width: float) -> Tensor:
+    """A kernel with an odd number of rows and columns, and a Gaussian of `width` pixels on top of it; of sum 1."""
+    if not width:
+        return kernel
+    sides = []
+    for taps in kernel.shape:
+        half = taps // 2
+        wider = half + math.ceil(4 * width)
+        offset = torch.arange(-wider, wider + 1).view(-1, 1) - torch.arange(-half, half + 1)
+        sides.append(torch.exp(-0.5 * (offset.double() / width) ** 2))
+    soft = sides[0] @ kernel.double() @ sides[1].mT
+    return (soft / soft.sum()).float()
 
 
 def read_kernel(path: str | Path) -> Tensor:

@@ -291,10 +291,22 @@ class Page:
                             0.5, 30, first.blur, step=0.05, label="Pixels", info="Width, radius or length"
                         )
                         softness = gr.Slider(
-                            0, 3, first.softness, step=0.1, label="Softness of the disc", visible=False
+                            0,
+                            3,
+                            first.softness,
+                            step=0.1,
+                            label="Softness",
+                            info="On top of it",
+                            visible=False,
                         )
                         angle = gr.Slider(
-                            0, 180, first.angle, step=5, label="Direction in degrees", visible=False
+                            0,
+                            180,
+                            first.angle,
+                            step=1,
+                            label="Degrees",
+                            info="Counter-clockwise",
+                            visible=False,
                         )
                 editor = gr.ImageEditor(
                     label="Paint over what is to be filled",
@@ -369,7 +381,7 @@ class Page:
                     )
 
         choices = [kind, scale, shape, blur, softness, angle, quality, sigma, solver, steps, seed, samples]
-        seen = [upload, facts, kind, scale, shape, blur, softness, quality, sigma, editor, picture]
+        seen = [upload, facts, kind, scale, shape, blur, softness, angle, quality, sigma, editor, picture]
         told: dict[str, Any] = {
             "fn": self.forecast,
             "inputs": [upload, *choices],
@@ -393,7 +405,7 @@ class Page:
             **at_once,
         )
         shape.change(
-            lambda chosen: [gr.update(visible=chosen == name) for name in SHAPES[1:]],
+            lambda chosen: [gr.update(visible=chosen != SHAPES[0]), gr.update(visible=chosen == SHAPES[2])],
             shape,
             [softness, angle],
             **at_once,
@@ -518,7 +530,7 @@ def _as_upload(data: Mapping[str, Any]) -> Upload:
 def _known(choices: Choices) -> tuple[Any, ...]:
     """What a file or an example tells, in the order of the page's controls."""
     c = choices
-    return c.kind, c.scale, c.shape, c.blur, c.softness, c.quality, c.sigma
+    return c.kind, c.scale, c.shape, c.blur, c.softness, c.angle, c.quality, c.sigma
 
 
 def _as_choices(values: tuple[Any, ...]) -> Choices:

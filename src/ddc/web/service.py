@@ -97,7 +97,7 @@ class Choices:
     scale: int = 4
     shape: str = SHAPES[0]
     blur: float = 3.0  # pixels: the width, the radius or the length
-    softness: float = 0.0  # of the disc: the width of a Gaussian on top of it
+    softness: float = 0.0  # of a disc or a line: the width of a Gaussian on top of it
     angle: float = 45.0
     quality: int = 10
     sigma: float = 0.0
@@ -127,9 +127,9 @@ class Choices:
         if self.shape == soft:
             return f"gauss{self.blur:g}"
         if self.shape == disc:
-            return BlurEstimate(self.blur, self.softness).task
+            return BlurEstimate(radius=self.blur, width=self.softness).task
         if self.shape == line:
-            return f"motion{self.blur:g}@{self.angle:g}"
+            return BlurEstimate(length=self.blur, angle=self.angle, width=self.softness).task
         raise UserError(f"{self.shape!r} is not known; expected one of {', '.join(SHAPES)}")
 
 
@@ -203,13 +203,14 @@ class Service:
         if blur is not None:
             facts.append(_described(blur))
         else:
-            blur = BlurEstimate(0.0, Choices.blur)
+            blur = BlurEstimate(width=Choices.blur)
         suggested = Choices(
             kind=_suggested_kind(quality, holes, noisy, blurred),
             scale=4 if max(picture.size) <= 512 else 2,
-            shape=SHAPES[1] if blur.radius else SHAPES[0],
-            blur=blur.radius or blur.width,
-            softness=blur.width if blur.radius else Choices.softness,
+            shape=SHAPES[1] if blur.radius else SHAPES[2] if blur.length else SHAPES[0],
+            blur=blur.radius or blur.length or blur.width,
+            softness=blur.width if blur.radius or blur.length else Choices.softness,
+            angle=blur.angle if blur.length else Choices.angle,
             quality=quality or Choices.quality,
             sigma=round(sigma, 3) if noisy and sigma is not None else 0.0,
         )
@@ -545,6 +546,8 @@ def _blur_or_none(picture: Picture, sigma: float) -> BlurEstimate | None:
 def _described(blur: BlurEstimate) -> str:
     if blur.radius:
         return f"out of focus, by a disc of about {blur.radius:.1f} pixels"
+    if blur.length:
+        return f"moved by about {blur.length:.0f} pixels at {blur.angle:.0f}°"
     return f"blur of about {blur.width:.1f} pixels"
 
 
