@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import PIL.Image
+import PIL.ImageFilter
 import pytest
 from skimage import data
 
@@ -48,6 +49,19 @@ def test_one_file(
     assert restore(photo, "-o", target, "--task", "sr4") == 0
     assert Picture.read(target).size == (48, 72)
     assert capsys.readouterr().out == f"{target}\n"
+
+
+def test_an_estimated_blur_is_told(
+    restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cat = PIL.Image.fromarray(data.chelsea()[60:188, 120:248]).filter(PIL.ImageFilter.GaussianBlur(2))
+    cat.save(tmp_path / "cat.png")
+    target = tmp_path / "sharp.png"
+    assert restore(tmp_path / "cat.png", "-o", target, "--task", "deblur", "--steps", "1") == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{target}\n"
+    told = re.search(r"cat.png: taken for ((?:gauss|disc|motion)\S+) with noise 0\.0\d\d", captured.err)
+    assert told and float(re.findall(r"[\d.]+", told[1])[0]) > 1
 
 
 def test_a_folder_keeps_its_tree(restore: Callable[..., int], photo: Path, tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ class Restore(FileOptions):
                 for entries, result in results:
                     for index, (item, _) in enumerate(entries):
                         facts = self._facts(item, result, index)
+                        if self.task == "deblur":
+                            _tell_blur(item, facts)
                         writing.append((item, facts, writer.submit(self._write, item, result, index)))
                 while len(writing) > batch:
                     _settle(writing.pop(0), report)
@@ -250,6 +252,11 @@ def _tell(names: list[str], forecast: "Forecast") -> None:
     tiles = f"{forecast.tiles} tile{'s' if forecast.tiles > 1 else ''}"
     size = f"{forecast.width}×{forecast.height}"
     print(f"{names[0]}{more}: {size}, {tiles}, about {duration(forecast.seconds)}", file=sys.stderr)
+
+
+def _tell_blur(item: Item, facts: dict[str, Any]) -> None:
+    """What was estimated, for people who want to try something a little different."""
+    print(f"{item.source.name}: taken for {facts['task']} with noise {facts['sigma']:.3f}", file=sys.stderr)
 
 
 def _settle(entry: tuple[Item, dict[str, Any], "Future[None]"], report: Report) -> None:
