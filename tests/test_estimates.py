@@ -78,7 +78,7 @@ def test_a_disc_is_told_from_a_gaussian(radius: float, softness: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "angle", "softness"), [(9.0, 20.0, 0.0), (15.0, 100.0, 0.6), (25.0, 160.0, 0.6)]
+    ("length", "angle", "softness"), [(6.0, 20.0, 0.0), (15.0, 100.0, 0.6), (25.0, 160.0, 0.6)]
 )
 def test_a_motion_is_told_with_its_length_and_direction(length: float, angle: float, softness: float) -> None:
     kernel = softened(motion_kernel(length, angle), softness)

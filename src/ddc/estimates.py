@@ -110,10 +110,12 @@ def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
 
     sectors = Spectrum(mean_over_bins(power, grey.shape[1], 60, 18), 60, 12, noise)
     still, _ = sectors.best([best, disc], 3.5)
-    _, near = sectors.best(each(width=(0, 0.8), length=np.arange(5, 32, 2), angle=np.arange(0, 180, 10)), 8)
+    # dark stripes lie 1/length apart, so that short lines need small steps
+    lengths = np.round(np.append(1 / np.arange(1 / 12, 1 / 4.9, 1 / 120), np.arange(13, 32, 2)), 1)
+    _, near = sectors.best(each(width=(0, 0.8), length=lengths, angle=np.arange(0, 180, 10)), 8)
     around = each(
         width=np.arange(0, 1.21, 0.3),
-        length=np.arange(near.length - 1, near.length + 1.1, 0.5),
+        length=np.round(near.length + np.arange(-2, 3) * min(0.5, near.length**2 / 240), 1),
         angle=np.arange(near.angle - 8, near.angle + 9, 4) % 180,
     )
     cost, motion = sectors.best(around, 3.5)
