@@ -96,7 +96,7 @@ def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
         # a lattice in a picture has dark rings, too, but cannot have been blurred so
         return is_possible(picture, task_operator(blur.task), sigma)
 
-    rings = Spectrum(mean_over_bins(power, grey.shape[1], 120, 1), 120, 200, noise)
+    rings = Spectrum(mean_over_bins(power, grey.shape[1], 120, 1), 200, noise)
     plain, best = rings.best(each(width=np.arange(0, 6.01, 0.1)))
     # smaller discs look like Gaussians
     _, near = rings.best(each(np.arange(1.5, 12.01, 0.25), (0, 0.4, 0.8, 1.2)), 4)
@@ -108,7 +108,7 @@ def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
     if is_believed(disc, cost, plain, rings):
         best = disc
 
-    sectors = Spectrum(mean_over_bins(power, grey.shape[1], 60, 18), 60, 12, noise)
+    sectors = Spectrum(mean_over_bins(power, grey.shape[1], 60, 18), 12, noise)
     still, _ = sectors.best([best, disc], 3.5)
     # dark stripes lie 1/length apart, so that short lines need small steps
     lengths = np.round(np.append(1 / np.arange(1 / 12, 1 / 4.9, 1 / 120), np.arange(13, 32, 2)), 1)
@@ -180,7 +180,6 @@ class Spectrum:
     """
 
     bins: Bins
-    rings: int
     most: float  # weight of a bin: many frequencies are no better known than the law holds
     noise: float
 
@@ -200,10 +199,11 @@ class Spectrum:
         photograph = amplitude * omega[:, None] ** -slope  # slopes, directions, amplitudes, frequencies
         improbable = 10 * ((slope[:, 0, 0, 0] - 2.4) / 0.35) ** 2
         weight, power = self.weight[:, None], self.bins.power[:, None]
+        sectors, rings = len(omega), 2 * (omega.shape[1] - 1)
 
         def cost(blur: BlurEstimate) -> float:
             passed = np.exp(-((blur.width * omega) ** 2)) * passed_power(
-                *(blur.radius, blur.length, blur.angle, self.rings, len(omega))
+                *(blur.radius, blur.length, blur.angle, rings, sectors)
             )
             expected = photograph * passed[:, None] + self.noise
             each_law = (weight * (np.log(expected) + power / expected)).sum(3).min(2).sum(1)

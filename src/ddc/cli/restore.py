@@ -27,8 +27,8 @@ class Restore(FileOptions):
     (or --mask) are the holes."""
 
     task: Annotated[str, tyro.conf.arg(metavar="TASK")] = "sr4"
-    """What happened to the pictures: sr2 … sr16, deblur (estimated), disc3, gauss1.5, motion, blur, inpaint, jpeg (quality as the
-    file says), jpeg10, denoise, colorize; `ddc info` lists all."""
+    """What happened to the pictures: sr2 … sr16, deblur (estimated), disc3, gauss1.5, motion, blur, inpaint, jpeg
+    (quality as the file says), jpeg10, denoise, colorize; `ddc info` lists all."""
     solver: Annotated[str, tyro.conf.arg(metavar="SOLVER")] = "ddc"
     """The algorithm; `ddc info` lists all."""
     model: Annotated[Path | None, shown("FOLDER")] = None
