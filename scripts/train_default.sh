@@ -15,7 +15,7 @@ ddc=${DDC:-ddc} out=${RUNS:-runs}/$part
 common="--data $DATA --out $out --holdout 36 --batch-size 128 --compile --schedule decay --total-minutes $minutes
   --minutes $minutes --shard-mb 15 --no-checkpoints --pictures-every 0 --log-every 100 --export-every-minutes 1
   --seed ${SEED:-0}"
-wide="--noiseless-share 0.4 --wide-tasks jpeg5-95,gauss0.5-4,motion5-25:0.5,sr2-8,inpaint30-95,box32-128,strokes,denoise"
+wide="--noiseless-share 0.4 --wide-tasks jpeg5-95,gauss0.5-4,disc1-6:0.5,motion5-25:0.5,sr2-8,inpaint30-95,box32-128,strokes,denoise"
 
 case $part in
 network)

@@ -9,10 +9,10 @@ from training_parts import MIX
 
 from ddc.errors import UserError
 from ddc.noise import Noise
-from ddc.operators.blur import GaussianBlur, KernelBlur, motion_kernel
+from ddc.operators.blur import GaussianBlur, KernelBlur
 from ddc.operators.inpaint import Inpaint, box_mask, random_mask, stroke_mask
 from ddc.operators.jpeg import JPEG
-from ddc.problems import make_problem
+from ddc.problems import make_problem, task_operator
 from ddc.training.tasks import (
     Choice,
     TaskMix,
@@ -100,7 +100,7 @@ def test_masks_made_together_are_those_made_alone() -> None:
 
 
 def test_a_batch_is_measured_as_its_pictures_alone() -> None:
-    mix = TaskMix(parse_tasks(MIX + ",sr2-8,jpeg5-95,gauss0.5-4"), 0.05, 0.3, 0.5)
+    mix = TaskMix(parse_tasks(MIX + ",disc1-4,sr2-8,jpeg5-95,gauss0.5-4"), 0.05, 0.3, 0.5)
     choices = [mix.choose(np.random.default_rng((1, n)), 32) for n in range(40)]
     seeds = list(range(100, 140))
     truth = torch.rand(40, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -109,6 +109,7 @@ def test_a_batch_is_measured_as_its_pictures_alone() -> None:
     y = measure_batch(truth, draws, seeds, groups)
     assert len(groups.groups) < 15 and sorted(groups.order.tolist()) == list(range(40))
     assert any(draw.rounded for draw in draws)
+    assert all(any(draw.task.startswith(family) for draw in draws) for family in ("motion", "disc"))
 
     together = groups.apply(
         lambda group: group.problem.operator.project(
@@ -116,11 +117,9 @@ def test_a_batch_is_measured_as_its_pictures_alone() -> None:
         )
     )
     for i, draw in enumerate(draws):
-        kernel = draw.task.startswith("motion")
-        operator = draw.operator
-        if kernel:  # as `ddc restore` makes it, without zeros around it
-            length, angle = map(float, draw.task.removeprefix("motion").split("@"))
-            operator = KernelBlur(motion_kernel(length, angle))
+        kernel = isinstance(draw.operator, KernelBlur)
+        # as `ddc restore` makes it, without zeros around it
+        operator = task_operator(draw.task) if kernel else draw.operator
         clean = operator(truth[i : i + 1])
         noisy = operator.add_noise(clean, Noise([seeds[i]]).normal(clean.shape), 2 * draw.sigma_y)
         alone = operator.unround(round_to_8_bit(clean)) if draw.rounded else noisy
@@ -137,14 +136,15 @@ def test_operators_of_a_kind_become_one_group() -> None:
         "jpeg50",
         "motion5@10",
         "motion25@70",
+        "disc5.5",
         "inpaint50",
         "box8",
         "sr2",
         "sr4",
     ]
-    draws = make_draws([Choice(task, 0.0, False) for task in tasks], list(range(10)), 32, CPU)
+    draws = make_draws([Choice(task, 0.0, False) for task in tasks], list(range(11)), 32, CPU)
     groups = group_draws(draws, CPU).groups
-    assert [group.indices for group in groups] == [[0, 1], [2, 3], [4, 5], [6, 7], [8], [9]]
+    assert [group.indices for group in groups] == [[0, 1], [2, 3], [4, 5, 6], [7, 8], [9], [10]]
     x = torch.rand(2, 3, 32, 32) * 2 - 1
     both = groups[0].problem.operator
     singles = torch.cat([GaussianBlur(s)(x[i : i + 1]) for i, s in enumerate((1.0, 2.0))])

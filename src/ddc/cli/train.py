@@ -76,7 +76,7 @@ class TrainDDC(LoopSettings):
     network: str = "compact"
     """Preset (compact, paper) or a JSON file with the network's configuration."""
     tasks: str = "sr4,sr8,gauss,inpaint92,jpeg10,denoise"
-    """What to learn: tasks and ranges (jpeg5-95, gauss0.5-4, sr2-8, inpaint30-95, motion5-25, box32-128), with weights after a colon."""
+    """What to learn: tasks and ranges (jpeg5-95, gauss0.5-4, sr2-8, inpaint30-95, disc1-6, motion5-25, box32-128), with weights after a colon."""
     sigma_max: float = 0.05
     """Largest noise of the measurements, in [0, 1] units; drawn uniformly from 0."""
     noiseless_share: float = 0.0

@@ -26,7 +26,7 @@ from ddc.operators.inpaint import Inpaint, stroke_mask
 from ddc.operators.jpeg import JPEG
 from ddc.problems import Problem, task_operator
 
-_RANGE = re.compile(r"(sr|gauss|motion|inpaint|box|jpeg)(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)")
+_RANGE = re.compile(r"(sr|gauss|disc|motion|inpaint|box|jpeg)(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)")
 _SIGMA_STEP = 0.25  # drawn blur widths, so that few decompositions are needed
 _QUALITY_STEP = 5
 
@@ -80,6 +80,8 @@ class TaskRange:
             return f"jpeg{int(value)}"
         if self.family == "motion":
             return f"motion{rng.integers(int(self.low), int(self.high) + 1)}@{rng.integers(0, 180)}"
+        if self.family == "disc":
+            return f"disc{rng.uniform(self.low, self.high):.1f}"
         if self.family == "inpaint":
             return f"inpaint{rng.uniform(self.low, self.high):.1f}"
         return f"{self.family}{rng.integers(int(self.low), int(self.high) + 1)}"
@@ -176,9 +178,9 @@ def make_draws(
 ) -> list[Draw]:
     """The operators of these choices; masks and kernels are made for all of them at once, on the device."""
     operators: list[Operator | None] = [None] * len(choices)
-    random, boxes, strokes, motions = (
-        [i for i, choice in enumerate(choices) if choice.task.startswith(family)]
-        for family in ("inpaint", "box", "strokes", "motion")
+    random, boxes, strokes, kernels = (
+        [i for i, choice in enumerate(choices) if choice.task.startswith(families)]
+        for families in ("inpaint", "box", "strokes", ("motion", "disc"))
     )
     if random:
         rates = [float(choices[i].task.removeprefix("inpaint")) / 100 for i in random]
@@ -190,14 +192,13 @@ def make_draws(
         _put(operators, boxes, box_masks(sides, [choices[i].shift for i in boxes], size, device))
     if strokes:
         _put(operators, strokes, _move(stroke_mask((size, size), [seeds[i] for i in strokes]), device))
-    if motions:
-        by_taps: dict[int, list[int]] = {}
-        for i in motions:
-            by_taps.setdefault(_motion(choices[i].task).shape[-1], []).append(i)
-        for members in by_taps.values():
-            kernels = _move(torch.stack([_motion(choices[i].task) for i in members]), device)
-            for i, kernel in zip(members, kernels.split(1), strict=True):
-                operators[i] = KernelBlur(kernel)
+    by_taps: dict[int, list[int]] = {}
+    for i in kernels:
+        by_taps.setdefault(_kernel(choices[i].task).shape[-1], []).append(i)
+    for members in by_taps.values():
+        moved = _move(torch.stack([_kernel(choices[i].task) for i in members]), device)
+        for i, kernel in zip(members, moved.split(1), strict=True):
+            operators[i] = KernelBlur(kernel)
     return [
         Draw(operator or _fixed_operator(choice.task, size), choice.sigma_y, choice.task, choice.rounded)
         for choice, operator in zip(choices, operators, strict=True)
@@ -228,9 +229,9 @@ def _move(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=4096)
-def _motion(task: str) -> Tensor:
-    """The kernel (1, k, k) of a motion blur, with zeros around it to one of few sizes, so that kernels of
-    different lengths work together."""
+def _kernel(task: str) -> Tensor:
+    """The kernel (1, k, k) of a motion or a disc, with zeros around it to one of few sizes, so that kernels of
+    different widths work together."""
     operator = task_operator(task)
     assert isinstance(operator, KernelBlur)
     taps = operator.kernel.shape[-1]
