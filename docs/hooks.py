@@ -70,7 +70,9 @@ def tasks() -> str:
             operator = {"blur": "KernelBlur", "inpaint": "Inpaint"}.get(name, "yours")
         rows.append(f"| `{name}` | {text} | `{operator}` |")
     for name, text in READ_OFF.items():  # to restore with, not to degrade with
-        rows.append(f"| `{name}` | {text} | `{'JPEG' if name == 'jpeg' else 'GaussianBlur` or `KernelBlur'}` |")
+        rows.append(
+            f"| `{name}` | {text} | `{'JPEG' if name == 'jpeg' else 'GaussianBlur` or `KernelBlur'}` |"
+        )
     return "\n".join(rows)
 
 

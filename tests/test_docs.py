@@ -110,8 +110,8 @@ def test_tables_name_everything_there_is(site: Path) -> None:
     assert "--skip-existing" in cli and "RestorationPipeline" in (site / "api.html").read_text()
 
 
-def load_hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -119,13 +119,23 @@ def load_hooks() -> ModuleType:
 
 
 def test_what_is_generated_is_used_and_every_solver_has_its_equation() -> None:
-    hooks = load_hooks()
+    hooks = load(ROOT / "docs" / "hooks.py")
     assert set(hooks.EQUATIONS) == set(SOLVERS)
     used = re.findall(r"<!-- generated: (\w+) -->", "".join(path.read_text() for path in PAGES))
     assert sorted(used) == sorted(hooks.GENERATED)
     loop = hooks._loop(SOLVERS["ddc"])
     assert loop.startswith("for i, (t, s) in enumerate(pairs):") and "network.describe" in loop
     assert "regularised" not in loop and "def dps_step" in hooks._loop(SOLVERS["dps"])
+
+
+def test_the_papers_tables_are_those_of_the_results() -> None:
+    page = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    maker = load(ROOT / "scripts" / "paper_page.py")
+    assert maker.written(page) == page
+    assert (
+        maker.written(re.sub(r"\d\.\d", "0.0", page)).count("25.11 / 0.137") == 1
+    )  # the paper's sr4, table 2
+    assert len(maker.results("table1")) == 40 and {row["n"] for row in maker.results("table1")} == {10, 100}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

@@ -304,6 +304,22 @@ def test_results_schema_report_and_paired_differences(
     assert len(found) == 1 and abs(found[0]["difference"]) == pytest.approx(abs(expected))
 
 
+def test_seconds_of_different_batches_are_not_compared_in_silence(
+    tiny_model: Path, pictures: Path, tmp_path: Path
+) -> None:
+    common = {"size": SIZE, "keep": 0, "device": "cpu"}
+    assert (
+        Evaluate(pictures, tmp_path, str(tiny_model), "pinv", "sr4", "0", batch_size=3, **common).run() == 0
+    )
+    assert (
+        "batches of different sizes" not in (tmp_path / "report.md").read_text()
+    )  # the last holds one picture
+    assert Evaluate(pictures, tmp_path, str(tiny_model), "pinv,ddc", "sr4", "0", **common).run() == 0
+    assert "batches of different sizes: 1 (ddc), 3 (pinv)" in (tmp_path / "report.md").read_text()
+    protocol = json.loads((tmp_path / "results.json").read_text())["protocol"]
+    assert protocol["batch_size"] == {"1": ["ddc"], "3": ["pinv"]}
+
+
 def test_the_best_of_paired_differences_has_the_most_images() -> None:
     """One easy picture makes no solver the best."""
     key = {"model": "m", "task": "sr4", "sigma": 0.0, "steps": 5}

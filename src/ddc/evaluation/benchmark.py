@@ -871,7 +871,6 @@ def write_protocol(
             "consistency": "RMS of A x − y over observed values, relative to sigma; where sigma is 0, in [0, 1] units",
             "fd_vgg16": "Fréchet distance of position averages of VGG16's relu5_3; falls with n, so compare equal n",
             "seconds": "median per image of the solver alone, at the batch size",
-            "batch_size": options.batch_size,
             "hardware": list(dict.fromkeys(machines)),
             "not_measured": list(dict.fromkeys(absent)),
         }

@@ -4,7 +4,7 @@ import base64
 import importlib.util
 import io
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ddc.errors import UserError
 from ddc.evaluation.benchmark import WORST, Case, Row, parse_solver, picture_paths, read_protocol
-from ddc.evaluation.results import HIGHER_IS_BETTER, KEY, SETS, case_name, write_results
+from ddc.evaluation.results import HIGHER_IS_BETTER, KEY, SETS, batch_sizes, case_name, write_results
 
 CROP = 64  # pixels of the zoomed window
 PICTURES = 240  # at most in the grid of one page, to keep it light
@@ -85,7 +85,12 @@ def write_report(run: Path, page: Page | None = None) -> Path:
     """Write all forms of the report into the run's folder; returns the HTML page."""
     page = page or Page()
     rows, summary, paired = write_results(run, page.cases)
-    protocol = read_protocol(run)
+    sizes = batch_sizes(rows)
+    protocol = read_protocol(run) | {"batch_size": sizes}
+    if len(sizes) > 1:
+        ways = ", ".join(f"{size} ({', '.join(methods)})" for size, methods in sizes.items())
+        note = f"Seconds are those of batches of different sizes: {ways}. Compare them within one size only."
+        page = replace(page, notes=[*page.notes, note])
     tables = [*page.tables, *result_tables(summary, page), *paired_table(paired, summary)]
     (run / "report.md").write_text(markdown(page, tables, protocol), encoding="utf-8")
     (run / "report.tex").write_text(latex(tables), encoding="utf-8")
@@ -271,6 +276,8 @@ def protocol_lines(protocol: dict[str, Any]) -> list[tuple[str, str]]:
         elif name == "parts":
             name = "networks of solvers"
             value = "; ".join(f"{part}: sha256 {digest}" for part, digest in value.items())
+        elif name == "batch_size":
+            value = "; ".join(f"{size}: {', '.join(methods)}" for size, methods in value.items())
         elif name == "size":
             value = "×".join(map(str, value))
         elif isinstance(value, list):

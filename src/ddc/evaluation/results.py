@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ def write_results(
 ) -> tuple[list[Row], list[Row], list[Row]]:
     """results.json, results.csv, rows.csv and paired.csv of a run. Returns its rows, summary and differences."""
     rows, truths = chosen_rows(run, keys)
-    protocol = read_protocol(run)
+    protocol = read_protocol(run) | {"batch_size": batch_sizes(rows)}
     summary, paired = summarise(rows, truths), paired_differences(rows)
     text = json.dumps({"rows": summary, "protocol": protocol}, indent=1, ensure_ascii=False, allow_nan=False)
     (run / "results.json").write_text(text + "\n", encoding="utf-8")
@@ -136,6 +136,16 @@ def write_results(
     hidden = {"features", "kurtosis"}
     write_csv(run / "rows.csv", [{k: v for k, v in row.items() if k not in hidden} for row in rows])
     return rows, summary, paired
+
+
+def batch_sizes(rows: Iterable[Row]) -> dict[str, list[str]]:
+    """Batch size → the methods whose pictures were mostly restored so: parts of a run can be measured in their own
+    ways, and seconds are those of a batch, divided."""
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    for row in rows:
+        counts[row["solver"]][row["batch"]] += 1
+    usual = {method: sizes.most_common(1)[0][0] for method, sizes in counts.items()}
+    return {str(size): [m for m in usual if usual[m] == size] for size in sorted(set(usual.values()))}
 
 
 def write_csv(path: Path, rows: list[Row]) -> None:
