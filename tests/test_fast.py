@@ -161,12 +161,14 @@ def test_code_is_compiled_when_there_was_work_enough(monkeypatch: pytest.MonkeyP
         return run
 
     monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     x, times = torch.randn(3, 3, 16, 16), torch.arange(3)
     results = []
     for made in (0, 0, 1, 1):
         unet(x[:, :, :8], times)  # another size does not count
         results.append(unet(x, times))
         assert len(compiled) == made
+        assert torch.backends.cudnn.benchmark == (made > 0)  # a search that one picture should not wait for
     assert all(torch.allclose(result, results[0], atol=1e-5) for result in results)
 
 

@@ -82,7 +82,6 @@ def accelerate_models(
         moved = copy.deepcopy(network).to(device) if network is not None else None
         return FastModels(copy.deepcopy(prior).to(device), moved, torch.float32, batch or 1, False)
 
-    torch.backends.cudnn.benchmark = True
     chosen = choose_dtype(prior, network, device, size) if dtype == "auto" else getattr(torch, dtype)
     fast = rewrap(prior, network, partial(CudaUNet, device=device, dtype=chosen, size=size))
     batch = batch or choose_batch(*fast, device, size)
@@ -191,6 +190,8 @@ class CudaUNet(nn.Module):
 
     def _call(self, size: int) -> Callable[[Tensor, Tensor], Tensor]:
         if size not in self._compiled:
+            # from here on there is work enough for a search among convolutions, which takes seconds for each size
+            torch.backends.cudnn.benchmark = True
             graphs = size <= CUDA_GRAPH_BATCH
             if self.autotune:
                 mode = "max-autotune" if graphs else "max-autotune-no-cudagraphs"
