@@ -69,10 +69,9 @@ def tasks() -> str:
         except UserError:  # needs a file of the reader's
             operator = {"blur": "KernelBlur", "inpaint": "Inpaint"}.get(name, "yours")
         rows.append(f"| `{name}` | {text} | `{operator}` |")
+    classes = {"jpeg": "`JPEG`", "deblur": "`GaussianBlur` or `KernelBlur`", "auto": "one of these"}
     for name, text in READ_OFF.items():  # to restore with, not to degrade with
-        rows.append(
-            f"| `{name}` | {text} | `{'JPEG' if name == 'jpeg' else 'GaussianBlur` or `KernelBlur'}` |"
-        )
+        rows.append(f"| `{name}` | {text} | {classes[name]} |")
     return "\n".join(rows)
 
 

@@ -1,16 +1,27 @@
 """What is read off a picture: its noise and its blur."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy.ndimage import gaussian_filter
 from skimage import data
 
 from ddc.errors import UserError
-from ddc.estimates import BlurEstimate, estimate_blur, estimate_sigma, is_possible, passed_power
+from ddc.estimates import (
+    NOTICEABLE,
+    BlurEstimate,
+    diagnose,
+    estimate_blur,
+    estimate_sigma,
+    is_possible,
+    passed_power,
+)
 from ddc.images import Picture, quantise
 from ddc.operators.blur import GaussianBlur, KernelBlur, disc_kernel, motion_kernel, softened
-from ddc.problems import task_operator
+from ddc.problems import task_family, task_operator
 
 
 def flat(side: int) -> np.ndarray:
@@ -31,6 +42,62 @@ def test_noise_estimate(sigma: float) -> None:
     noise = np.random.default_rng(0).normal(0, sigma, clean.shape).astype(np.float32)
     estimate = estimate_sigma(Picture((clean + noise).clip(0, 1)))
     assert abs(estimate - sigma) < 0.01
+
+
+def with_noise(photograph: np.ndarray, sigma: float) -> np.ndarray:
+    noisy = photograph / 255 + np.random.default_rng(0).normal(0, sigma, photograph.shape)
+    return (noisy.clip(0, 1) * 255).round().astype(np.uint8)
+
+
+@pytest.mark.parametrize("photograph", [data.astronaut(), data.coffee(), data.chelsea()])
+def test_the_detail_of_a_photograph_is_no_noise(photograph: np.ndarray) -> None:
+    assert estimate_sigma(Picture(photograph)) < 0.008
+    assert estimate_sigma(Picture(with_noise(photograph, 0.03))) == pytest.approx(0.03, abs=0.003)
+
+
+@pytest.mark.parametrize(
+    ("quality", "sampling", "sigma"), [(75, 2, 0.06), (85, 2, 0.05), (92, 2, 0.03), (95, 0, 0.02)]
+)
+def test_the_noise_before_jpeg_is_told(tmp_path: Path, quality: int, sampling: int, sigma: float) -> None:
+    def saved(pixels: np.ndarray) -> Picture:
+        Image.fromarray(pixels).save(tmp_path / "a.jpg", quality=quality, subsampling=sampling)
+        return Picture.read(tmp_path / "a.jpg")
+
+    noisy = saved(with_noise(data.coffee(), sigma))
+    assert estimate_sigma(noisy) == pytest.approx(sigma, rel=0.15)
+    by_pixels_alone = estimate_sigma(Picture(noisy.pixels))
+    assert (by_pixels_alone < 0.8 * sigma) == (quality < 95)  # fine files lose little
+    assert estimate_sigma(saved(data.coffee())) < NOTICEABLE
+    assert estimate_sigma(saved(with_noise(data.coffee()[..., 0], sigma))) == pytest.approx(sigma, rel=0.2)
+
+
+def test_what_is_wrong_is_found(tmp_path: Path) -> None:
+    photograph = data.coffee()
+    assert diagnose(Picture(photograph)).task is None
+    noisy = diagnose(Picture(with_noise(photograph, 0.05)))
+    assert noisy.task == "denoise" and noisy.task_sigma == pytest.approx(0.05, abs=0.005)
+    soft = diagnose(Picture(gaussian_filter(photograph, (2, 2, 0))))
+    assert soft.task is not None and soft.blur is not None and soft.blur.spread == pytest.approx(2, abs=0.3)
+    both = diagnose(Picture(with_noise(gaussian_filter(photograph, (2, 2, 0)), 0.03)))
+    assert both.blur is not None and both.task == both.blur.task
+    assert both.blur.spread == pytest.approx(2, abs=0.4)
+    assert both.noisy and both.task_sigma == pytest.approx(0.03, abs=0.003)
+    alpha = np.full(photograph.shape[:2], 255, np.uint8)
+    alpha[50:60] = 0
+    holes = diagnose(Picture(with_noise(photograph, 0.05), alpha))
+    assert holes.task == "inpaint" and holes.task_sigma == 0
+    Image.fromarray(photograph).save(tmp_path / "coarse.jpg", quality=31)
+    coarse = diagnose(Picture.read(tmp_path / "coarse.jpg"))
+    assert coarse.task == "jpeg31" and coarse.task_sigma == 0
+    Image.fromarray(with_noise(photograph, 0.05)).save(tmp_path / "night.jpg", quality=92)
+    night = diagnose(Picture.read(tmp_path / "night.jpg"))
+    assert night.task == "denoise" and night.task_sigma == pytest.approx(0.05, abs=0.01)
+    for quality, family in ((75, "blur"), (40, "jpeg")):  # where the marks of JPEG would grow, they come first
+        Image.fromarray(gaussian_filter(photograph, (2, 2, 0))).save(tmp_path / "soft.jpg", quality=quality)
+        found = diagnose(Picture.read(tmp_path / "soft.jpg")).task
+        assert found is not None and task_family(found) == family
+    tiny = diagnose(Picture(photograph[:8, :8]))
+    assert tiny.task is None and tiny.sigma is None
 
 
 def test_noise_estimate_needs_pixels() -> None:

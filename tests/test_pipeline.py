@@ -19,6 +19,7 @@ from ddc.images import ROUNDING_8_BIT, Picture, to_internal, to_unit
 from ddc.operators import Bicubic, GaussianBlur, LinearOperator
 from ddc.operators.base import Size
 from ddc.pipeline import RestorationPipeline, make_solver
+from ddc.problems import task_family
 from ddc.solvers.base import Step
 from ddc.solvers.ddnm import DDNM
 
@@ -370,6 +371,23 @@ def test_a_blur_is_estimated_from_each_picture(pipe: RestorationPipeline) -> Non
     assert all(0 < sigma < 0.01 for sigma in result.sigma)  # estimated, too
     sharp = pipe(data.astronaut()[:96, :96], "deblur", steps=1)
     assert sharp.tasks == ["gauss0.5"] and "looks sharp" in sharp.notes[0][0]
+
+
+def test_each_picture_says_what_is_wrong_with_it(pipe: RestorationPipeline) -> None:
+    cup = torch.from_numpy(data.coffee()[100:228, 200:328] / np.float32(255)).permute(2, 0, 1)
+    blurred = to_unit(GaussianBlur(2.0)(to_internal(cup)[None])[0])
+    noisy = (cup + 0.06 * torch.randn(cup.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1)
+    holed = np.dstack([data.coffee()[:64, :64], np.full((64, 64), 255, np.uint8)])
+    holed[20:24, :, 3] = 0
+    pictures = [blurred, noisy, PIL.Image.fromarray(holed)]
+    result = pipe(pictures, "auto", steps=1)
+    assert [task_family(task) for task in result.tasks] == ["blur", "denoise", "inpaint"]
+    assert result.sigma == [pytest.approx(0, abs=0.01), pytest.approx(0.06, abs=0.01), 0]
+    filled = result.pictures[2]
+    assert filled.mask is None or bool(filled.mask.all())
+    assert pipe(noisy, "auto", sigma=0.1, steps=1).sigma == [0.1]
+    with pytest.raises(UserError, match="no blur and no noise; name what it lacks, as in --task sr4"):
+        pipe([noisy, cup], "auto")
 
 
 def test_what_is_left_out_of_a_call(pipe: RestorationPipeline) -> None:

@@ -189,9 +189,11 @@ def test_a_blur_that_is_said_too_strong_does_not_fit(task: str, sigma: float) ->
     assert fitting < 0.006 + 1.4 * sigma < sharper
 
 
-@pytest.mark.parametrize(("task", "instead"), [("jpeg", "jpeg10"), ("deblur", "gauss1.5")])
+@pytest.mark.parametrize(
+    ("task", "instead"), [("jpeg", "jpeg10"), ("deblur", "gauss1.5"), ("auto", "gauss1.5")]
+)
 def test_what_is_read_off_a_picture_is_no_problem_by_itself(task: str, instead: str) -> None:
-    with pytest.raises(UserError, match=rf"takes its number from a picture .* as in {instead}"):
+    with pytest.raises(UserError, match=rf"read off a picture .* as in {instead}"):
         make_problem(task)
     with pytest.raises(UserError, match=f"did you mean {task}"):
         make_problem(f"{task}r")

@@ -1,4 +1,4 @@
-"""What a picture tells of its own noise and blur."""
+"""What a picture tells of its own noise and blur, and of what is wrong with it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,41 +9,113 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddc.errors import UserError
-from ddc.images import ROUNDING_8_BIT, Picture, to_internal, unit_float
+from ddc.images import (
+    ROUNDING_8_BIT,
+    JPEGSettings,
+    Picture,
+    jpeg_noise,
+    jpeg_quality,
+    jpeg_settings,
+    to_internal,
+    unit_float,
+)
 from ddc.operators.base import Operator
 from ddc.operators.blur import disc_kernel, motion_kernel
-from ddc.problems import Problem, misfit, task_operator
+from ddc.problems import Problem, misfit, task_family, task_operator
 
 # To believe in a disc and not in a Gaussian alone, or in a motion: what it gains in log-likelihood, at least, and as a
 # share of what it leaves unexplained (where the law of photographs holds badly, differences mean little)
 LEAST_GAIN, LEAST_SHARE = 25.0, 0.15
 
+BLOCK = 16  # pixels: of the blocks whose noise is compared
+QUIET_SHARE = 0.1  # of the blocks: those in which little but noise is to be seen
+QUIET_LEVEL = 0.871  # what white noise of 1 has there, by simulation
+NOTICEABLE = 0.02  # less detail than such noise has may be the picture's own
+BLURRED = 0.9  # pixels; less may be the lens, or the taste of whoever sharpened it
+COARSE_JPEG = 85  # a quality below which the marks of JPEG are worth undoing
+COARSEST_TO_DEBLUR = 60  # a quality below which they would grow with the detail that was blurred
+FAINT = 0.0025  # below it, a JPEG file may as well have had no noise as have lost it
+NOISES = (
+    0,
+    0.005,
+    0.01,
+    0.015,
+    0.02,
+    0.025,
+    0.03,
+    0.035,
+    0.04,
+    0.05,
+    0.06,
+    0.08,
+    0.1,
+    0.13,
+    0.16,
+    0.2,
+    0.25,
+    0.3,
+)
+
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def estimate_sigma(picture: Picture) -> float:
-    """σ_y of a picture's noise, in [0, 1] units: Donoho and Johnstone's median of the finest diagonal detail.
+    """σ_y of a picture's noise, in [0, 1] units: Donoho and Johnstone's median of the finest diagonal detail, in its
+    quietest blocks.
 
-    Blocks that touch black, white or a transparent pixel are left out, for their noise is cut off. The
-    detail of the picture itself counts as noise, so that a noiseless photograph reads some thousandths.
+    Blocks that touch black, white or a transparent pixel are left out, for their noise is cut off. Of 173 photographs
+    nine in ten read at most 0.010 without noise, and at most 0.039 with noise of 0.03. JPEG takes much of the finest
+    detail away; how much noise there was before is told by what such a file leaves of noise.
     """
+    level, settings = detail_of(picture), jpeg_settings(picture)
+    if settings is None or level < FAINT:
+        return level
+    return float(np.interp(level, levels_after_jpeg(settings, 1 if picture.grey else 3), NOISES))
+
+
+def detail_of(picture: Picture) -> float:
+    """The standard deviation of white noise that would have a picture's detail."""
     height, width = picture.size
     rows = slice(max(0, height // 2 - 512), height // 2 + 513)  # the middle is enough
     columns = slice(max(0, width // 2 - 512), width // 2 + 513)
     pixels = unit_float(picture.pixels[rows, columns, : 1 if picture.grey else 3])
+    return detail_level(pixels, None if picture.mask is None else picture.mask[0].numpy()[rows, columns] > 0)
+
+
+def detail_level(pixels: np.ndarray[Any, Any], known: np.ndarray[Any, Any] | None = None) -> float:
+    """The same of pixels (h, w, c) in [0, 1], where they are known."""
     usable = (pixels > 0.002) & (pixels < 0.998)
-    if picture.mask is not None:
-        usable &= picture.mask[0].numpy()[rows, columns, None] > 0
+    if known is not None:
+        usable &= known[..., None]
     detail, whole = pixels, usable
     for _ in range(2):  # 1 −2 1 down the rows, then along them: zero on every plane
         detail = ((detail[2:] - 2 * detail[1:-1] + detail[:-2]) / np.float32(6**0.5)).swapaxes(0, 1)
         whole = (whole[2:] & whole[1:-1] & whole[:-2]).swapaxes(0, 1)
-    samples = np.abs(detail[whole])
-    if samples.size < 200:
+    detail = np.abs(detail) / 0.6745
+    if (samples := detail[whole]).size < 200:
         raise UserError(
             "too few pixels are known to estimate the noise; give it as a number, as in --sigma 0.05"
         )
-    return float(np.median(samples) / 0.6745)
+    blocks, all_whole = in_blocks(detail), in_blocks(whole).all(-1)
+    if np.count_nonzero(all_whole) < 20:  # a small picture, or one with many holes
+        return float(np.median(samples))
+    return float(np.quantile(np.median(blocks[all_whole], axis=-1), QUIET_SHARE) / QUIET_LEVEL)
+
+
+def in_blocks(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """(h, w, c) → (rows, columns, c, pixels of a block)."""
+    rows, columns = (length // BLOCK for length in values.shape[:2])
+    cut = values[: rows * BLOCK, : columns * BLOCK].reshape(rows, BLOCK, columns, BLOCK, values.shape[2])
+    return cut.transpose(0, 2, 4, 1, 3).reshape(rows, columns, values.shape[2], BLOCK**2)
+
+
+@lru_cache(maxsize=16)
+def levels_after_jpeg(settings: JPEGSettings, channels: int) -> Array:
+    """The detail of grey with white noise of each of `NOISES`, once it was in such a file."""
+    field = np.random.default_rng(0).normal(0, 255, (192, 192, channels))
+    noisy = ((127.5 + sigma * field).clip(0, 255).round().astype(np.uint8) for sigma in NOISES)
+    levels = np.array([detail_level(unit_float(settings.apply(pixels))) for pixels in noisy])
+    return np.maximum.accumulate(levels)
 
 
 class BlurEstimate(NamedTuple):
@@ -220,3 +292,57 @@ def passed_power(radius: float, length: float, angle: float, rings: int, sectors
     kernel = disc_kernel(radius) if radius else motion_kernel(length, angle)
     side = 240
     return mean_over_bins(np.abs(np.fft.rfft2(kernel.numpy(), (side, side))) ** 2, side, rings, sectors).power
+
+
+class Diagnosis(NamedTuple):
+    """What seems to be wrong with a picture."""
+
+    holes: bool  # some of it is transparent
+    quality: int | None  # of its JPEG file
+    sigma: float | None  # of its noise; None where too little is known to tell
+    noisy: bool  # more than its own detail can explain
+    blur: BlurEstimate | None  # where there is one to speak of
+
+    @property
+    def task(self) -> str | None:
+        """The task that undoes the worst of it; None where there is nothing to undo, but perhaps a small size."""
+        if self.holes:
+            return "inpaint"
+        quality = 100 if self.quality is None else self.quality
+        if self.blur is not None and quality >= COARSEST_TO_DEBLUR:
+            return self.blur.task
+        if quality < COARSE_JPEG:
+            return f"jpeg{quality}"
+        return "denoise" if self.noisy else None
+
+    @property
+    def task_sigma(self) -> float:
+        """The noise to reckon with in that task."""
+        exact = self.task is None or task_family(self.task) in ("inpaint", "jpeg")
+        return 0.0 if exact or self.sigma is None else self.sigma
+
+
+def diagnose(picture: Picture) -> Diagnosis:
+    """Look at a picture for holes, the marks of JPEG, blur and noise."""
+    settings = jpeg_settings(picture)
+    quality = None if settings is None or picture.path is None else jpeg_quality(picture.path)
+    try:
+        sigma, noisy = estimate_sigma(picture), detail_of(picture) >= NOTICEABLE
+    except UserError:
+        sigma, noisy = None, False
+    try:
+        blur = estimate_blur(picture, with_jpeg_noise(picture, sigma or 0.0))
+    except UserError:  # too small to tell
+        blur = BlurEstimate()
+    blurred = blur.spread >= BLURRED * (1 + 10 * (sigma or 0.0))  # noise hides detail as a blur does
+    holes = picture.mask is not None and not bool(picture.mask.all())
+    return Diagnosis(holes, quality, sigma, noisy, blur if blurred else None)
+
+
+def with_jpeg_noise(picture: Picture, sigma_y: float) -> float:
+    """The noise to reckon with where undoing a blur or a loss of size would make JPEG's errors many times larger.
+
+    They lie together around edges, which is worse than the even noise that networks know: twice their size gives
+    the best pictures.
+    """
+    return max(sigma_y, 2 * jpeg_noise(picture))

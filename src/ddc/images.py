@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -609,6 +609,37 @@ def jpeg_noise(picture: Picture) -> float:
     kept = (np.abs(coefficients) >= steps / 2).mean((0, 1)).clip(1e-6, 1 - 1e-6)
     variance = np.minimum(steps**2 / 12, 2 * (steps / (2 * np.log(1 / kept))) ** 2)
     return float(variance.mean() ** 0.5 / 255)
+
+
+class JPEGSettings(NamedTuple):
+    """How a JPEG file was written: its quantisation tables, and Pillow's number for the sampling of colours."""
+
+    tables: tuple[tuple[int, ...], ...]
+    sampling: int
+
+    def apply(self, pixels: Pixels) -> Pixels:
+        """What becomes of a picture (h, w, c) in 8 bits in such a file."""
+        from PIL import Image
+
+        file = io.BytesIO()
+        tables = [list(table) for table in self.tables]
+        Image.fromarray(pixels.squeeze()).save(file, "JPEG", qtables=tables, subsampling=self.sampling)
+        with Image.open(file) as image:
+            return np.asarray(image).reshape(pixels.shape)
+
+
+def jpeg_settings(picture: Picture) -> JPEGSettings | None:
+    """How the file of a picture was written; None where it is no JPEG."""
+    from PIL import Image, JpegImagePlugin
+
+    if picture.path is None:
+        return None
+    try:
+        with Image.open(picture.path) as image:
+            tables = tuple(tuple(table) for table in getattr(image, "quantization", {}).values())
+            return JPEGSettings(tables, JpegImagePlugin.get_sampling(image)) if tables else None
+    except _MALFORMED:
+        return None
 
 
 # ---------------------------------------------------------------------------------------------------------

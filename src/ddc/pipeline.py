@@ -25,13 +25,12 @@ from torch import Tensor
 
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
-from ddc.estimates import estimate_blur, estimate_sigma, is_possible
+from ddc.estimates import diagnose, estimate_blur, estimate_sigma, is_possible, with_jpeg_noise
 from ddc.images import (
     ROUNDING_8_BIT,
     Picture,
     checked_floats,
     internal_sigma,
-    jpeg_noise,
     jpeg_quality,
     to_internal,
 )
@@ -221,10 +220,10 @@ class RestorationPipeline:
         """Restore one picture or several.
 
         images: files, `Picture`s, Pillow images, (H, W, 3) arrays, or (3, H, W) tensors; floats are in [0, 1]
-        task: a name (see `ddc.problems.TASKS`), "jpeg" for the quality that a file says, "deblur" for a blur of
-            a width that the picture shows, or an operator
+        task: a name (see `ddc.problems.TASKS`), "jpeg" for the quality that a file says, "deblur" for a blur that
+            the picture shows, "auto" for whatever it shows, or an operator
         sigma: the noise of the pictures in [0, 1] units, or "auto" to estimate it from each; left out, it is
-            "auto" for the tasks denoise and deblur and 0 for the others
+            "auto" for the tasks denoise and deblur, what "auto" finds, and 0 for the others
         solver, steps, options: the algorithm, its length, and its other settings by name
         seed: of all randomness, with each picture's name (a file's name, `names`, or else its index)
         samples: how many restorations of each picture
@@ -244,23 +243,24 @@ class RestorationPipeline:
             raise UserError(f"samples must be at least 1, not {samples}")
         if tile is not None and tile != 0 and tile < SMALLEST_TILE:
             raise UserError(f"a tile must be at least {SMALLEST_TILE} pixels (or 0: never cut), not {tile}")
-        if sigma is None:
-            sigma = "auto" if task in ESTIMATE_NOISE else 0.0
         if isinstance(mask, np.ndarray):
             mask = torch.from_numpy(mask)
         method = make_solver(solver, steps, options)
-        operators = _Operators(task, mask, kernel, operator_file)
+        operators = _Operators(mask, kernel, operator_file)
+        if isinstance(task, str) and task not in READ_OFF:
+            task_family(task)  # an unknown name is refused before anything is read
         jobs: list[_Job] = []
         notes: list[list[str]] = [[] for _ in pictures]
         for index, picture in enumerate(pictures):
             name = names[index] if names else picture.path.name if picture.path else index
             with _noting(notes[index], self._told):
-                problem = self.problem(picture, operators, sigma)
+                own_task, own_sigma = asked_of(picture, task, sigma)
+                problem = self.problem(picture, operators, own_task, own_sigma)
                 self.check(method, problem)
                 self.warn_of_lack_of_training(method, problem)
                 warn_of_range(picture)
                 warn_of_misfit(picture, problem)
-            if operators.use_alpha():
+            if operators.use_alpha(own_task):
                 picture = dataclasses.replace(picture, alpha=None)
             first = derive_seed(seed, name)
             seeds = [first, *(derive_seed(first, sample) for sample in range(1, samples))]
@@ -293,11 +293,13 @@ class RestorationPipeline:
             forecast=clock.forecast,
         )
 
-    def problem(self, picture: Picture, operators: "_Operators", sigma: float | Literal["auto"]) -> Problem:
+    def problem(
+        self, picture: Picture, operators: "_Operators", task: str | Operator, sigma: float | Literal["auto"]
+    ) -> Problem:
         """The problem that a picture is the measurement of."""
         sigma_y = estimate_sigma(picture) if sigma == "auto" else float(sigma)
         check_sigma(sigma_y)
-        operator, name = operators.of(picture, sigma_y)
+        operator, name = operators.of(picture, task, sigma_y)
         if operator.scale > 1 or isinstance(operator, Blur):
             sigma_y = with_jpeg_noise(picture, sigma_y)
         return Problem(operator, sigma_y, name)
@@ -481,19 +483,15 @@ class _Operators:
 
     def __init__(
         self,
-        task: str | Operator,
         mask: Tensor | str | Path | None,
         kernel: Tensor | str | Path | None,
         operator_file: str | None,
     ) -> None:
-        self.task, self.mask, self.kernel, self.operator_file = task, mask, kernel, operator_file
+        self.mask, self.kernel, self.operator_file = mask, kernel, operator_file
         self.made: dict[str, Operator] = {}
-        if isinstance(task, str) and task not in READ_OFF:
-            task_family(task)  # an unknown name is refused before anything is read
 
-    def use_alpha(self) -> bool:
+    def use_alpha(self, task: str | Operator) -> bool:
         """Whether a picture's alpha is its mask, not its transparency."""
-        task = self.task
         return (
             isinstance(task, str)
             and task not in READ_OFF
@@ -501,19 +499,15 @@ class _Operators:
             and self.mask is None
         )
 
-    def of(self, picture: Picture, sigma_y: float) -> tuple[Operator, str]:
-        if isinstance(self.task, Operator):
+    def of(self, picture: Picture, task: str | Operator, sigma_y: float) -> tuple[Operator, str]:
+        if isinstance(task, Operator):
             if "given" not in self.made:
-                size = (
-                    min(picture.size[0] * self.task.scale, 64),
-                    min(picture.size[1] * self.task.scale, 64),
-                )
-                window = self.task.crop(0, 0, *size)
+                size = (min(picture.size[0] * task.scale, 64), min(picture.size[1] * task.scale, 64))
+                window = task.crop(0, 0, *size)
                 if isinstance(window, LinearOperator):
                     check_adjoint(window, torch.zeros(1, 3, *size))
-            self.made["given"] = self.task
-            return self.task, type(self.task).__name__
-        task = self.task
+            self.made["given"] = task
+            return task, type(task).__name__
         if task == "jpeg":
             if picture.path is None:
                 raise UserError("the task jpeg reads the quality from a file; name it, as in jpeg10")
@@ -552,6 +546,21 @@ class _Operators:
                 task, picture.size, mask=self.mask, kernel=self.kernel, operator_file=self.operator_file
             )
         return self.made[task], task
+
+
+def asked_of(
+    picture: Picture, task: str | Operator, sigma: float | Literal["auto"] | None
+) -> tuple[str | Operator, float | Literal["auto"]]:
+    """The task and the noise of one picture, where they are left to it."""
+    if task != "auto":
+        return task, ("auto" if task in ESTIMATE_NOISE else 0.0) if sigma is None else sigma
+    found = diagnose(picture)
+    if found.task is None:
+        raise UserError(
+            f"{picture.path or 'the picture'} shows no holes, no marks of JPEG, no blur and no noise; name what it "
+            "lacks, as in --task sr4 to make it larger"
+        )
+    return found.task, found.task_sigma if sigma is None else sigma
 
 
 # Where the notes on a picture go while it is being restored, and which were logged before.
@@ -604,15 +613,6 @@ def warn_of_misfit(picture: Picture, problem: Problem) -> None:
         problem.sigma_y,
         advice,
     )
-
-
-def with_jpeg_noise(picture: Picture, sigma_y: float) -> float:
-    """The noise to reckon with where undoing a blur or a loss of size would make JPEG's errors many times larger.
-
-    They lie together around edges, which is worse than the even noise that networks know: twice their size gives
-    the best pictures.
-    """
-    return max(sigma_y, 2 * jpeg_noise(picture))
 
 
 def goes_on(picture: Picture, problem: Problem) -> bool:

@@ -50,6 +50,7 @@ TASKS: dict[str, str] = {
 READ_OFF: dict[str, str] = {
     "jpeg": "JPEG compression at the quality that the file says",
     "deblur": "blur: a disc, a motion or a Gaussian; it and the noise are estimated from the picture",
+    "auto": "what the picture itself shows: holes, the marks of JPEG, blur or noise",
 }
 
 _NUMBER = r"\d+(?:\.\d+)?"
@@ -219,7 +220,7 @@ def _parse(task: str) -> tuple[Family, dict[str, str]]:
             return family, match.groupdict()
     if task in READ_OFF:
         raise UserError(
-            f"the task {task} takes its number from a picture that is restored; name one here, as in "
+            f"the task {task} is read off a picture that is restored; name one here, as in "
             + ("jpeg10" if task == "jpeg" else "gauss1.5")
         )
     names = (*TASKS, *READ_OFF)

@@ -64,6 +64,19 @@ def test_an_estimated_blur_is_told(
     assert told and float(re.findall(r"[\d.]+", told[1])[0]) > 1
 
 
+def test_what_was_found_is_told_and_a_picture_without_a_fault_is_left(
+    restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cat = PIL.Image.fromarray(data.chelsea()[60:188, 120:248])
+    cat.save(tmp_path / "fine.png")
+    cat.save(tmp_path / "coarse.jpg", quality=12)
+    assert restore(tmp_path, "-o", tmp_path / "out", "--task", "auto", "--steps", "1") == 1
+    assert files_below(tmp_path / "out") == ["coarse.jpg", "ddc-failures.json"]
+    told = capsys.readouterr().err
+    assert "coarse.jpg: taken for jpeg12 with noise 0.000" in told
+    assert "fine.png shows no holes, no marks of JPEG, no blur and no noise" in told
+
+
 def test_a_folder_keeps_its_tree(restore: Callable[..., int], photo: Path, tmp_path: Path) -> None:
     shutil.copy(photo, photo.parent / "other.txt")
     (photo.parent / "sub").mkdir()

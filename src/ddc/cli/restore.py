@@ -28,7 +28,8 @@ class Restore(FileOptions):
 
     task: Annotated[str, tyro.conf.arg(metavar="TASK")] = "sr4"
     """What happened to the pictures: sr2 … sr16, deblur (estimated), disc3, gauss1.5, motion, blur, inpaint, jpeg
-    (quality as the file says), jpeg10, denoise, colorize; `ddc info` lists all."""
+    (quality as the file says), jpeg10, denoise, colorize; `ddc info` lists all. auto looks for holes, marks of JPEG,
+    blur and noise in each."""
     solver: Annotated[str, tyro.conf.arg(metavar="SOLVER")] = "ddc"
     """The algorithm; `ddc info` lists all."""
     model: Annotated[Path | None, shown("FOLDER")] = None
@@ -37,7 +38,7 @@ class Restore(FileOptions):
     """A data-consistency network outside the model folder."""
     sigma: Annotated[float | Literal["auto"] | None, shown("NUMBER|auto")] = None
     """The noise in the pictures, for pixels in [0, 1], as in 0.05; auto estimates it. Left out, it is auto for the
-    tasks denoise and deblur and 0 for the others."""
+    tasks denoise, deblur and auto and 0 for the others."""
     mask: Annotated[Path | None, shown("FILE")] = None
     """A mask for inpainting, as large as the picture: white is known, black is a hole."""
     kernel: Annotated[Path | None, shown("FILE")] = None
@@ -86,8 +87,8 @@ class Restore(FileOptions):
                 for entries, result in results:
                     for index, (item, _) in enumerate(entries):
                         facts = self._facts(item, result, index)
-                        if self.task == "deblur":
-                            _tell_blur(item, facts)
+                        if self.task in ("deblur", "auto"):
+                            _tell_task(item, facts)
                         writing.append((item, facts, writer.submit(self._write, item, result, index)))
                 while len(writing) > batch:
                     _settle(writing.pop(0), report)
@@ -254,7 +255,7 @@ def _tell(names: list[str], forecast: "Forecast") -> None:
     print(f"{names[0]}{more}: {size}, {tiles}, about {duration(forecast.seconds)}", file=sys.stderr)
 
 
-def _tell_blur(item: Item, facts: dict[str, Any]) -> None:
+def _tell_task(item: Item, facts: dict[str, Any]) -> None:
     """What was estimated, for people who want to try something a little different."""
     print(f"{item.source.name}: taken for {facts['task']} with noise {facts['sigma']:.3f}", file=sys.stderr)
 

@@ -22,19 +22,18 @@ from torch import Tensor
 
 from ddc.cli.degrade import Degrade
 from ddc.errors import UserError
-from ddc.estimates import BlurEstimate, estimate_blur, estimate_sigma
+from ddc.estimates import BlurEstimate, diagnose
 from ddc.evaluation.metrics import psnr
 from ddc.images import (
     READABLE,
     Picture,
-    jpeg_quality,
     quantise,
     to_internal,
 )
 from ddc.operators.base import Operator
 from ddc.perceptual import LPIPS
-from ddc.pipeline import RestorationPipeline, RestorationResult, duration, make_solver, with_jpeg_noise
-from ddc.problems import TASKS, make_problem
+from ddc.pipeline import RestorationPipeline, RestorationResult, duration, make_solver
+from ddc.problems import TASKS, make_problem, task_family
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Solver, find_part
 from ddc.tiling import plan_for
@@ -52,8 +51,6 @@ NEED_A_FILE = ("blur", "inpaint", "custom")  # tasks that a menu alone cannot na
 SHOWABLE = "PNG, JPEG, WebP, TIFF, BMP or HEIC"
 VIEW = 1600  # pixels; a longer picture is shown smaller, and downloaded whole
 CANVAS = 768  # pixels of the picture that holes are painted on
-BLURRED = 0.9  # pixels; less may be the lens, or the taste of whoever sharpened it
-NOTICEABLE = 0.02  # an estimate of σ_y below this is the picture's own detail
 # black, indigo, red, orange, pale yellow: darker is more certain, also for colour-blind eyes
 HEAT = np.array([(0, 0, 4), (66, 10, 104), (188, 55, 84), (249, 142, 9), (252, 255, 164)], np.float32)
 
@@ -188,31 +185,27 @@ class Service:
         picture = self.read(upload)
         height, width = picture.size
         facts = [f"**{upload.name}**, {width} × {height} pixels"]
-        quality = _jpeg_quality_or_none(upload.path)
-        sigma = _sigma_or_none(picture)
-        holes = picture.mask is not None and not bool(picture.mask.all())
-        noisy = quality is None and sigma is not None and sigma >= NOTICEABLE
-        if quality is not None:
-            facts.append(f"JPEG of quality {quality}")
-        if holes:
+        found = diagnose(picture)
+        if found.quality is not None:
+            facts.append(f"JPEG of quality {found.quality}")
+        if found.holes:
             facts.append("transparent pixels, which can be filled")
-        if sigma is not None:
-            facts.append(f"noise of about {sigma:.3f}" + ("" if noisy else " (none to speak of)"))
-        blur = _blur_or_none(picture, sigma or 0.0)
-        blurred = blur is not None
-        if blur is not None:
-            facts.append(_described(blur))
-        else:
-            blur = BlurEstimate(width=Choices.blur)
+        if found.noisy:
+            facts.append(f"noise of about {found.sigma:.3f}")
+        elif found.sigma is not None:
+            facts.append("no noise to speak of")
+        if found.blur is not None:
+            facts.append(_described(found.blur))
+        blur = found.blur or BlurEstimate(width=Choices.blur)
         suggested = Choices(
-            kind=_suggested_kind(quality, holes, noisy, blurred),
+            kind=_kind_of(found.task),
             scale=4 if max(picture.size) <= 512 else 2,
             shape=SHAPES[1] if blur.radius else SHAPES[2] if blur.length else SHAPES[0],
             blur=blur.radius or blur.length or blur.width,
             softness=blur.width if blur.radius or blur.length else Choices.softness,
             angle=blur.angle if blur.length else Choices.angle,
-            quality=quality or Choices.quality,
-            sigma=round(sigma, 3) if noisy and sigma is not None else 0.0,
+            quality=found.quality or Choices.quality,
+            sigma=round(found.task_sigma, 3) if found.noisy else 0.0,
         )
         return Inspection(", ".join(facts) + ".", suggested, view(picture, CANVAS))
 
@@ -520,29 +513,6 @@ def _size_in_file(path: Path) -> tuple[int, int]:
         raise UserError(f"{path} is not a picture that can be read; expected {READABLE}") from None
 
 
-def _jpeg_quality_or_none(path: Path) -> int | None:
-    try:
-        return jpeg_quality(path)
-    except UserError:
-        return None
-
-
-def _sigma_or_none(picture: Picture) -> float | None:
-    try:
-        return estimate_sigma(picture)
-    except UserError:
-        return None
-
-
-def _blur_or_none(picture: Picture, sigma: float) -> BlurEstimate | None:
-    """The blur, where there is one to speak of."""
-    try:
-        blur = estimate_blur(picture, with_jpeg_noise(picture, sigma))
-    except UserError:  # too small to tell
-        return None
-    return blur if blur.spread >= BLURRED else None
-
-
 def _described(blur: BlurEstimate) -> str:
     if blur.radius:
         return f"out of focus, by a disc of about {blur.radius:.1f} pixels"
@@ -551,14 +521,11 @@ def _described(blur: BlurEstimate) -> str:
     return f"blur of about {blur.width:.1f} pixels"
 
 
-def _suggested_kind(quality: int | None, holes: bool, noisy: bool, blurred: bool) -> str:
-    if holes:
-        return "Holes"
-    if quality is not None and quality < 85:
-        return "JPEG artefacts"
-    if noisy:
-        return "Noise"
-    return "Blur" if blurred else "Low resolution"
+def _kind_of(task: str | None) -> str:
+    if task is None:
+        return "Low resolution"
+    kinds = {"blur": "Blur", "inpaint": "Holes", "jpeg": "JPEG artefacts", "denoise": "Noise"}
+    return kinds[task_family(task)]
 
 
 def try_tasks() -> dict[str, str]:
