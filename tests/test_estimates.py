@@ -92,7 +92,8 @@ def test_what_is_wrong_is_found(tmp_path: Path) -> None:
     Image.fromarray(with_noise(photograph, 0.05)).save(tmp_path / "night.jpg", quality=92)
     night = diagnose(Picture.read(tmp_path / "night.jpg"))
     assert night.task == "denoise" and night.task_sigma == pytest.approx(0.05, abs=0.01)
-    for quality, family in ((75, "blur"), (40, "jpeg")):  # where the marks of JPEG would grow, they come first
+    # where the marks of JPEG would grow, they come first
+    for quality, family in ((75, "blur"), (40, "jpeg")):
         Image.fromarray(gaussian_filter(photograph, (2, 2, 0))).save(tmp_path / "soft.jpg", quality=quality)
         found = diagnose(Picture.read(tmp_path / "soft.jpg")).task
         assert found is not None and task_family(found) == family

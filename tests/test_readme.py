@@ -22,8 +22,9 @@ NOT_RUN = ("make", "git", "pip", "python3 -m venv", "cd", "source")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """photo.jpg, small.png, soft.png, and photos/ with two pictures."""
+    """photo.jpg, bad.jpg, small.png, soft.png, and photos/ with two pictures."""
     Image.fromarray(data.astronaut()[20:84, 170:266]).save(tmp_path / "photo.jpg", quality=90)
+    Image.fromarray(data.astronaut()[20:84, 170:266]).save(tmp_path / "bad.jpg", quality=15)
     Image.fromarray(data.coffee()[150:182, 200:248]).save(tmp_path / "small.png")
     Image.fromarray(data.coffee()[150:214, 200:280]).filter(ImageFilter.GaussianBlur(1.5)).save(
         tmp_path / "soft.png"
