@@ -14,7 +14,6 @@ from ddc.images import (
     JPEGSettings,
     Picture,
     jpeg_noise,
-    jpeg_quality,
     jpeg_settings,
     to_internal,
     unit_float,
@@ -35,26 +34,7 @@ BLURRED = 0.9  # pixels; less may be the lens, or the taste of whoever sharpened
 COARSE_JPEG = 85  # a quality below which the marks of JPEG are worth undoing
 COARSEST_TO_DEBLUR = 60  # a quality below which they would grow with the detail that was blurred
 FAINT = 0.0025  # below it, a JPEG file may as well have had no noise as have lost it
-NOISES = (
-    0,
-    0.005,
-    0.01,
-    0.015,
-    0.02,
-    0.025,
-    0.03,
-    0.035,
-    0.04,
-    0.05,
-    0.06,
-    0.08,
-    0.1,
-    0.13,
-    0.16,
-    0.2,
-    0.25,
-    0.3,
-)
+NOISES = np.append(0, np.geomspace(0.005, 0.3, 20))  # that a file is tried with
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -67,10 +47,18 @@ def estimate_sigma(picture: Picture) -> float:
     nine in ten read at most 0.010 without noise, and at most 0.039 with noise of 0.03. JPEG takes much of the finest
     detail away; how much noise there was before is told by what such a file leaves of noise.
     """
-    level, settings = detail_of(picture), jpeg_settings(picture)
+    return noise_of(detail_of(picture), settings_of(picture), 1 if picture.grey else 3)
+
+
+def settings_of(picture: Picture) -> JPEGSettings | None:
+    return None if picture.path is None else jpeg_settings(picture.path)
+
+
+def noise_of(level: float, settings: JPEGSettings | None, channels: int) -> float:
+    """The noise that left such detail in a file."""
     if settings is None or level < FAINT:
         return level
-    return float(np.interp(level, levels_after_jpeg(settings, 1 if picture.grey else 3), NOISES))
+    return float(np.interp(level, levels_after_jpeg(settings, channels), NOISES))
 
 
 def detail_of(picture: Picture) -> float:
@@ -324,11 +312,11 @@ class Diagnosis(NamedTuple):
 
 def diagnose(picture: Picture) -> Diagnosis:
     """Look at a picture for holes, the marks of JPEG, blur and noise."""
-    settings = jpeg_settings(picture)
-    quality = None if settings is None or picture.path is None else jpeg_quality(picture.path)
+    settings = settings_of(picture)
     try:
-        sigma, noisy = estimate_sigma(picture), detail_of(picture) >= NOTICEABLE
-    except UserError:
+        level = detail_of(picture)
+        sigma, noisy = noise_of(level, settings, 1 if picture.grey else 3), level >= NOTICEABLE
+    except UserError:  # too few pixels are known
         sigma, noisy = None, False
     try:
         blur = estimate_blur(picture, with_jpeg_noise(picture, sigma or 0.0))
@@ -336,7 +324,7 @@ def diagnose(picture: Picture) -> Diagnosis:
         blur = BlurEstimate()
     blurred = blur.spread >= BLURRED * (1 + 10 * (sigma or 0.0))  # noise hides detail as a blur does
     holes = picture.mask is not None and not bool(picture.mask.all())
-    return Diagnosis(holes, quality, sigma, noisy, blur if blurred else None)
+    return Diagnosis(holes, settings and settings.quality, sigma, noisy, blur if blurred else None)
 
 
 def with_jpeg_noise(picture: Picture, sigma_y: float) -> float:

@@ -563,21 +563,51 @@ def _standard_tables() -> dict[int, Pixels]:
     return tables
 
 
-def jpeg_quality(path: str | Path) -> int:
-    """The quality (1 to 100) that a JPEG file was written with, from its quantisation table."""
-    from PIL import Image
+class JPEGSettings(NamedTuple):
+    """How a JPEG file was written: its quantisation tables, and Pillow's number for the sampling of colours."""
 
-    path = Path(path)
+    tables: tuple[tuple[int, ...], ...]
+    sampling: int
+
+    @property
+    def quality(self) -> int:
+        """1 to 100: that of the standard table nearest to the first."""
+        standard, own = _standard_tables(), np.asarray(self.tables[0])
+        return min(standard, key=lambda quality: int(np.abs(standard[quality] - own).sum()))
+
+    def apply(self, pixels: Pixels) -> Pixels:
+        """What becomes of a picture (h, w, c) in 8 bits in such a file."""
+        from PIL import Image
+
+        file = io.BytesIO()
+        tables = [list(table) for table in self.tables]
+        Image.fromarray(pixels.squeeze()).save(file, "JPEG", qtables=tables, subsampling=self.sampling)
+        with Image.open(file) as image:
+            return np.asarray(image).reshape(pixels.shape)
+
+
+def jpeg_settings(path: str | Path) -> JPEGSettings | None:
+    """How a file was written; None where it is no JPEG."""
+    from PIL import Image, JpegImagePlugin
+
     try:
         with Image.open(path) as image:
-            table = np.asarray(getattr(image, "quantization", {}).get(0, ()))
+            found = getattr(image, "quantization", {})
+            tables = tuple(tuple(found[number]) for number in sorted(found))
+            sampling = JpegImagePlugin.get_sampling(image) if tables else -1
     except _MALFORMED:
-        table = np.asarray(())
-    if table.size != 64:
+        return None
+    return JPEGSettings(tables, sampling) if tables and len(tables[0]) == 64 else None
+
+
+def jpeg_quality(path: str | Path) -> int:
+    """The quality (1 to 100) that a JPEG file was written with, from its quantisation table."""
+    settings = jpeg_settings(path)
+    if settings is None:
         raise UserError(
             f"{path} is not a JPEG file, so its quality cannot be read; name it, as in --task jpeg10"
         )
-    return min(_standard_tables(), key=lambda quality: int(np.abs(_standard_tables()[quality] - table).sum()))
+    return settings.quality
 
 
 def jpeg_noise(picture: Picture) -> float:
@@ -591,16 +621,18 @@ def jpeg_noise(picture: Picture) -> float:
 
     if picture.path is None or FORMATS.get(picture.path.suffix.lower()) != "JPEG":
         return 0.0
+    settings = jpeg_settings(picture.path)
+    if settings is None:
+        return 0.0
     try:
         with Image.open(picture.path) as image:
-            table = np.asarray(getattr(image, "quantization", {}).get(0, ()), np.float64)
             grey = np.asarray(image.convert("L"))  # not turned upright: its blocks would lie elsewhere
     except _MALFORMED:
         return 0.0
     rows, columns = (min(length // 8 * 8, 1024) for length in grey.shape)  # a part is enough
-    if table.size != 64 or not rows or not columns:
+    if not rows or not columns:
         return 0.0
-    steps = table.reshape(8, 8)
+    steps = np.asarray(settings.tables[0], np.float64).reshape(8, 8)
     k = np.arange(8)
     cosine = np.cos((2 * k[None] + 1) * k[:, None] * np.pi / 16) / 2
     cosine[0] /= 2**0.5
@@ -609,37 +641,6 @@ def jpeg_noise(picture: Picture) -> float:
     kept = (np.abs(coefficients) >= steps / 2).mean((0, 1)).clip(1e-6, 1 - 1e-6)
     variance = np.minimum(steps**2 / 12, 2 * (steps / (2 * np.log(1 / kept))) ** 2)
     return float(variance.mean() ** 0.5 / 255)
-
-
-class JPEGSettings(NamedTuple):
-    """How a JPEG file was written: its quantisation tables, and Pillow's number for the sampling of colours."""
-
-    tables: tuple[tuple[int, ...], ...]
-    sampling: int
-
-    def apply(self, pixels: Pixels) -> Pixels:
-        """What becomes of a picture (h, w, c) in 8 bits in such a file."""
-        from PIL import Image
-
-        file = io.BytesIO()
-        tables = [list(table) for table in self.tables]
-        Image.fromarray(pixels.squeeze()).save(file, "JPEG", qtables=tables, subsampling=self.sampling)
-        with Image.open(file) as image:
-            return np.asarray(image).reshape(pixels.shape)
-
-
-def jpeg_settings(picture: Picture) -> JPEGSettings | None:
-    """How the file of a picture was written; None where it is no JPEG."""
-    from PIL import Image, JpegImagePlugin
-
-    if picture.path is None:
-        return None
-    try:
-        with Image.open(picture.path) as image:
-            tables = tuple(tuple(table) for table in getattr(image, "quantization", {}).values())
-            return JPEGSettings(tables, JpegImagePlugin.get_sampling(image)) if tables else None
-    except _MALFORMED:
-        return None
 
 
 # ---------------------------------------------------------------------------------------------------------

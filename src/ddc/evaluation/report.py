@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ddc.errors import UserError
-from ddc.evaluation.benchmark import WORST, Case, Row, parse_solver, picture_paths, read_protocol
-from ddc.evaluation.results import HIGHER_IS_BETTER, KEY, SETS, batch_sizes, case_name, write_results
+from ddc.evaluation.benchmark import WORST, Case, Row, parse_solver, picture_paths
+from ddc.evaluation.results import HIGHER_IS_BETTER, KEY, SETS, case_name, protocol_of, write_results
 
 CROP = 64  # pixels of the zoomed window
 PICTURES = 240  # at most in the grid of one page, to keep it light
@@ -85,10 +85,9 @@ def write_report(run: Path, page: Page | None = None) -> Path:
     """Write all forms of the report into the run's folder; returns the HTML page."""
     page = page or Page()
     rows, summary, paired = write_results(run, page.cases)
-    sizes = batch_sizes(rows)
-    protocol = read_protocol(run) | {"batch_size": sizes}
-    if len(sizes) > 1:
-        ways = ", ".join(f"{size} ({', '.join(methods)})" for size, methods in sizes.items())
+    protocol = protocol_of(run, rows)
+    if len(protocol["batch_size"]) > 1:
+        ways = batches_text(protocol["batch_size"])
         note = f"Seconds are those of batches of different sizes: {ways}. Compare them within one size only."
         page = replace(page, notes=[*page.notes, note])
     tables = [*page.tables, *result_tables(summary, page), *paired_table(paired, summary)]
@@ -214,7 +213,6 @@ def paired_table(paired: list[Row], summary: list[Row]) -> list[Table]:
 
 
 def markdown(page: Page, tables: Sequence[Table], protocol: dict[str, Any]) -> str:
-    marks = {0: "{}", 1: "**{}**", 2: "<u>{}</u>"}
     lines = [f"# {page.title}", ""]
     for heading, items in (
         ("", page.notes),
@@ -225,11 +223,18 @@ def markdown(page: Page, tables: Sequence[Table], protocol: dict[str, Any]) -> s
             lines += [f"## {heading}", ""] if heading else []
             lines += [*(f"- {item}" for item in items), ""]
     for table in tables:
-        lines += [f"## {table.title}", "", markdown_row(table.columns), "|" + "---|" * len(table.columns)]
-        lines += [markdown_row(marks[cell.place].format(cell.text) for cell in row) for row in table.rows]
-        lines += [""]
+        lines += [f"## {table.title}", "", *markdown_lines(table), ""]
     lines += ["## Protocol", "", *(f"- {name}: {text}" for name, text in protocol_lines(protocol))]
     return "\n".join(lines) + "\n"
+
+
+def markdown_lines(table: Table) -> list[str]:
+    rows = [markdown_row(map(markdown_cell, row)) for row in table.rows]
+    return [markdown_row(table.columns), "|" + "---|" * len(table.columns), *rows]
+
+
+def markdown_cell(cell: Cell) -> str:
+    return {0: "{}", 1: "**{}**", 2: "<u>{}</u>"}[cell.place].format(cell.text)
 
 
 def markdown_row(cells: Iterable[str]) -> str:
@@ -277,7 +282,7 @@ def protocol_lines(protocol: dict[str, Any]) -> list[tuple[str, str]]:
             name = "networks of solvers"
             value = "; ".join(f"{part}: sha256 {digest}" for part, digest in value.items())
         elif name == "batch_size":
-            value = "; ".join(f"{size}: {', '.join(methods)}" for size, methods in value.items())
+            value = batches_text(value)
         elif name == "size":
             value = "×".join(map(str, value))
         elif isinstance(value, list):
@@ -285,6 +290,10 @@ def protocol_lines(protocol: dict[str, Any]) -> list[tuple[str, str]]:
         if value not in ("", None):
             lines.append((name.replace("_", " "), str(value)))
     return lines
+
+
+def batches_text(sizes: dict[str, list[str]]) -> str:
+    return ", ".join(f"{size} ({', '.join(methods)})" for size, methods in sizes.items())
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def write_results(
 ) -> tuple[list[Row], list[Row], list[Row]]:
     """results.json, results.csv, rows.csv and paired.csv of a run. Returns its rows, summary and differences."""
     rows, truths = chosen_rows(run, keys)
-    protocol = read_protocol(run) | {"batch_size": batch_sizes(rows)}
+    protocol = protocol_of(run, rows)
     summary, paired = summarise(rows, truths), paired_differences(rows)
     text = json.dumps({"rows": summary, "protocol": protocol}, indent=1, ensure_ascii=False, allow_nan=False)
     (run / "results.json").write_text(text + "\n", encoding="utf-8")
@@ -136,6 +136,11 @@ def write_results(
     hidden = {"features", "kurtosis"}
     write_csv(run / "rows.csv", [{k: v for k, v in row.items() if k not in hidden} for row in rows])
     return rows, summary, paired
+
+
+def protocol_of(run: Path, rows: Iterable[Row]) -> dict[str, Any]:
+    """The protocol of some rows of a run."""
+    return read_protocol(run) | {"batch_size": batch_sizes(rows)}
 
 
 def batch_sizes(rows: Iterable[Row]) -> dict[str, list[str]]:
