@@ -1,6 +1,6 @@
-"""What the documentation takes from the code when it is built: tables, loops and the command line.
+"""The generated parts of the documentation: tables, loops and the command line.
 
-A page says `<!-- generated: NAME -->`, and the text of the function NAME below stands there instead.
+`<!-- generated: NAME -->` in a page is replaced by the result of the function NAME below.
 """
 
 import ast
@@ -22,7 +22,7 @@ from ddc.errors import UserError
 from ddc.evaluation.experiments import EXPERIMENTS
 from ddc.operators import OPERATORS, LinearOperator, Operator, SVDOperator
 from ddc.presets import NETWORKS, PRIORS
-from ddc.problems import READ_OFF, TASKS, make_problem
+from ddc.problems import DETECTED, TASKS, make_problem
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Solver
 from ddc.training.settings import LoopSettings
@@ -70,7 +70,7 @@ def tasks() -> str:
             operator = {"blur": "KernelBlur", "inpaint": "Inpaint"}.get(name, "yours")
         rows.append(f"| `{name}` | {text} | `{operator}` |")
     classes = {"jpeg": "`JPEG`", "deblur": "`GaussianBlur` or `KernelBlur`", "auto": "one of these"}
-    for name, text in READ_OFF.items():  # to restore with, not to degrade with
+    for name, text in DETECTED.items():  # these restore; they cannot degrade
         rows.append(f"| `{name}` | {text} | {classes[name]} |")
     return "\n".join(rows)
 
@@ -80,7 +80,7 @@ def operators() -> str:
     for name, kind in OPERATORS.items():
         rows.append(
             f"| `{name}` | [`{kind.__name__}`][{kind.__module__}.{kind.__name__}] | {_line(kind)} | {_kind(kind)} | "
-            f"{', '.join(f'`{f.name}`' for f in dataclasses.fields(kind)) or 'none'} |"  # type: ignore[arg-type]
+            f"{', '.join(f'`{name}`' for name in inspect.signature(kind).parameters) or 'none'} |"
         )
     return "\n".join(rows)
 
@@ -129,9 +129,7 @@ def presets() -> str:
     for what, named in (("prior", PRIORS), ("network", NETWORKS)):
         for name, config in named.items():
             channels = config.get("channels") or config["block_out_channels"]
-            rows.append(
-                f"| {what} | `{name}` | `{config['_class_name']}` | {', '.join(map(str, channels))} |"
-            )
+            rows.append(f"| {what} | `{name}` | `{config['_class_name']}` | {', '.join(map(str, channels))} |")
     return "\n".join(rows)
 
 
@@ -175,10 +173,13 @@ def commands() -> str:
 
 
 def _subcommands(place: str) -> list[str]:
-    """The names of a command's subcommands: the members of a union, as the command line knows them."""
+    """The names of a command's subcommands: the members of a union among its fields, as the command line knows them."""
     module, _, name = place.partition(":")
-    members = typing.get_args(getattr(importlib.import_module(module), name))
-    return [typing.get_args(member)[1].name for member in members]
+    command = getattr(importlib.import_module(module), name)
+    fields = typing.get_type_hints(command, include_extras=True).values()
+    unions = [typing.get_args(typing.get_args(hint)[0]) for hint in fields if typing.get_args(hint)]
+    members = [typing.get_args(member) for union in unions for member in union]
+    return [member[1].name for member in members if len(member) == 2 and hasattr(member[1], "name")]
 
 
 def _help(*words: str) -> str:
@@ -224,8 +225,8 @@ def _loop(kind: type[Solver]) -> str:
     lines = textwrap.dedent(inspect.getsource(kind.solve)).splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith("    for ")), None)
     if start is None:
-        start = 1 + next(i for i, line in enumerate(lines) if line.startswith(") ->"))
-    kept = [line for line in lines[start:] if "callback" not in line]
+        start = 1 + next(i for i, line in enumerate(lines) if line.startswith("def "))
+    kept = [line for line in lines[start:] if "run.show(" not in line]
     loop = textwrap.dedent("\n".join(kept))
     owners = (kind, importlib.import_module(kind.__module__))
     for name in dict.fromkeys(re.findall(r"\b(\w+_step)\(", loop)):  # and the steps that it calls

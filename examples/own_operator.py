@@ -1,6 +1,6 @@
 """Your own operator: what your camera, scanner or telescope does to a picture.
 
-Here, a sensor that loses every fourth row of pixels. The same class serves the command line:
+This sensor loses every fourth row of pixels. The command line takes the same class:
 
 ddc restore rows.png -o whole.png --operator examples/own_operator.py:LostRows --solver ddnm
 """
@@ -10,18 +10,17 @@ import sys
 import torch
 from torch import Tensor
 
-from ddc.images import Picture, to_internal, to_unit
-from ddc.operators import LinearOperator
+from ddc import LinearOperator, Picture, RestorationPipeline
+from ddc.images import to_internal, to_unit
 from ddc.operators.base import Size
-from ddc.pipeline import RestorationPipeline
 
 
 class LostRows(LinearOperator):
-    """Every fourth row is black. A linear operator needs its adjoint, and nothing else."""
+    """Every fourth row is black. A linear operator needs only its adjoint."""
 
     align = 4  # tiles of a large picture must start at a multiple of four rows
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         kept = (torch.arange(x.shape[-2], device=x.device) % 4 != 3).to(x.dtype)
         return x * kept.view(-1, 1)
 
@@ -29,11 +28,11 @@ class LostRows(LinearOperator):
         return self(y)
 
     def pinv(self, y: Tensor, size: Size | None = None) -> Tensor:
-        return self(y)  # left out, it would be found by conjugate gradients
+        return self(y)  # the default uses conjugate gradients
 
 
 def main(source: str, target: str, model: str | None = None, steps: int = 20) -> None:
-    """Lose rows of a picture, and bring them back."""
+    """Remove rows of a picture, and restore them."""
     x = to_internal(Picture.read(source).tensor)[None]
     y = LostRows()(x)
     pipe = RestorationPipeline.from_pretrained(model).to("auto")

@@ -1,7 +1,7 @@
 """Your own prior: any object with a schedule and `predict`.
 
-A solver asks a prior one thing: given x_t, what is the clean picture x̂0, and what the noise ε̂? Here the answer is
-exact, for pictures whose pixels are independent and normal with a given mean and spread: no network at all.
+A solver asks a prior for one thing: the clean picture x̂0 and the noise ε̂, given x_t. Here the answer is exact, because
+the pixels are independent and normal with a known mean and spread. No network is needed.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from ddc.noise import Noise
 from ddc.priors import Prediction
 from ddc.problems import make_problem
 from ddc.schedule import Schedule, Time
+from ddc.solvers.base import Run
 from ddc.solvers.ddnm import DDNM
 
 
@@ -32,12 +33,12 @@ class NormalPrior:
 
 
 def main(size: int = 32, steps: int = 20) -> float:
-    """Fill in a picture of which 92 % is missing, and return the mean of what was filled in."""
+    """Inpaint a picture of which 92 % is missing, and return the mean of the restored pixels."""
     prior = NormalPrior(mean=0.5, std=0.05, schedule=Schedule.linear())
     problem = make_problem("inpaint92", size=(size, size))
     truth = prior.mean + prior.std * Noise(seeds=[0]).normal((1, 3, size, size))
     y = problem.measure(truth)
-    restored = DDNM(steps=steps).solve(y, problem, prior, Noise(seeds=[1]))
+    restored = DDNM(steps=steps).solve(Run(y, problem, prior, Noise(seeds=[1])))
     observed = problem.operator.observed(y)
     assert observed is not None
     hole = observed.expand_as(restored) == 0

@@ -1,23 +1,19 @@
 """Your own solver: a frozen dataclass of its settings, and a loop.
 
-This one is DDIM with a gradient step towards the measurement after every prediction. Adding it to the package
-means moving the class to src/ddc/solvers/ and its name to the list in src/ddc/solvers/__init__.py; tests, the command
-line, the web page and the documentation find it there.
+This one is DDIM with a gradient step towards the measurement after every prediction. To add it to the package, move the
+class to src/ddc/solvers/ and add it to the list in src/ddc/solvers/__init__.py. The tests, the command line, the web
+page and the documentation find it there.
 """
 
 import sys
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ddc.noise import Noise
-from ddc.operators import LinearOperator
-from ddc.pipeline import RestorationPipeline
-from ddc.priors import Denoiser
-from ddc.problems import Problem
-from ddc.solvers.base import Callback, Solver, Step, image_shape
+from ddc import RestorationPipeline
+from ddc.solvers.base import Run, Solver
 
 
 @dataclass(frozen=True)
@@ -32,26 +28,14 @@ class GradientStep(Solver):
     """Size of the gradient step."""
 
     @torch.no_grad()
-    def solve(
-        self,
-        y: Tensor,
-        problem: Problem,
-        prior: Denoiser,
-        noise: Noise,
-        callback: Callback | None = None,
-        **parts: Any,
-    ) -> Tensor:
-        A: LinearOperator = problem.operator  # type: ignore[assignment]
-        shape = image_shape(y, problem)
-        x = noise.normal(shape)  # x_T ~ N(0, I)
-        pairs = prior.schedule.pairs(self.steps)
-        for i, (t, s) in enumerate(pairs):
-            prediction = prior.predict(x, t)
-            x0 = prediction.x0
-            x0 = x0 + self.rho * A.adjoint(y - A(x0), shape[-2:])
-            x = prior.schedule.ddim(x0, prediction.noise, t, s, noise.normal(shape), eta=0.0)
-            if callback:
-                callback(Step(i, len(pairs), t, x0, prediction.noise))
+    def solve(self, run: Run) -> Tensor:
+        schedule = run.prior.schedule
+        x = run.normal()  # x_T ~ N(0, I)
+        for t, s in run.steps(schedule.pairs(self.steps)):
+            prediction = run.prior.predict(x, t)
+            x0 = prediction.x0 + self.rho * run.A.adjoint(run.y - run.A(prediction.x0), run.size)
+            x = schedule.ddim(x0, prediction.noise, t, s, run.normal(), eta=0.0)
+            run.show(x0, prediction.noise)
         return x
 
 

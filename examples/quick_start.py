@@ -1,4 +1,4 @@
-"""Quick start: degrade a picture, restore it, and measure what was won.
+"""Quick start: degrade a picture, restore it, and measure the improvement.
 
 python examples/quick_start.py photo.jpg restored.png
 """
@@ -6,19 +6,17 @@ python examples/quick_start.py photo.jpg restored.png
 import sys
 from pathlib import Path
 
+from ddc import Picture, RestorationPipeline
 from ddc.evaluation.metrics import psnr
-from ddc.images import Picture, to_internal, to_unit
-from ddc.noise import Noise
-from ddc.pipeline import RestorationPipeline
-from ddc.problems import make_problem
+from ddc.images import to_internal, to_unit
+from ddc.problems import measure
 
 
 def main(source: str, target: str, model: str | None = None) -> float:
-    """Restore a noisy version of the picture, and return by how many dB it became better."""
+    """Restore a noisy version of the picture, and return the gain in dB."""
     clean = Picture.read(source)
-    problem = make_problem("denoise", sigma_y=0.1)
     x = to_internal(clean.tensor)[None]  # (1, 3, H, W) in [-1, 1]
-    y = problem.measure(x, Noise(seeds=[0]).normal(x.shape))
+    _, y = measure("denoise", 0.1, x, [Path(source).name])
     noisy = to_unit(y)
 
     pipe = RestorationPipeline.from_pretrained(model).to("auto")

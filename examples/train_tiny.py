@@ -1,6 +1,6 @@
 """Train a tiny model from nothing: a prior, and a data-consistency network on top of it.
 
-With the steps here it learns next to nothing, in seconds on a CPU; the commands are those of a real run.
+The few steps here take seconds on a CPU, and the model learns almost nothing; a real run uses the same commands.
 
 python examples/train_tiny.py FOLDER_OF_PICTURES OUT
 """

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/paper.md anew, from the results in docs/results: python scripts/paper_page.py"""
+"""Updates the tables of docs/paper.md from the results in docs/results: python scripts/paper_page.py"""
 
 import json
 import re
@@ -6,8 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddc.evaluation.experiments import EXPERIMENTS, paper_figures, paper_method, time_table
-from ddc.evaluation.report import Cell, Page, Table, markdown_cell, markdown_lines, ranked, result_tables
+from ddc.evaluation.experiments import EXPERIMENTS, paper_figures, paper_method, steps_and_time
+from ddc.evaluation.report import (
+    Cell,
+    ReportPage,
+    Table,
+    markdown_cell,
+    markdown_lines,
+    ranked,
+    result_tables,
+)
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "paper.md"
@@ -44,13 +52,13 @@ TABLES: dict[str, Callable[[], Table]] = {
     "table1": lambda: quality("table1"),
     "table2": lambda: quality("table2"),
     "table3": lambda: quality("table3"),
-    "table4": lambda: time_table(results("table4"), [])[0][0],
-    "figure7": lambda: result_tables(results("figure7"), Page())[0],
+    "table4": lambda: steps_and_time(results("table4")),
+    "figure7": lambda: result_tables(results("figure7"), ReportPage())[0],
 }
 
 
 def written(page: str) -> str:
-    """The page, with each table between its marks as the results have it."""
+    """The page with updated tables, each between its marks."""
     for name, make in TABLES.items():
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         text = "\n".join([start, *markdown_lines(make()), end])

@@ -3,30 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from ddc.consistency import DataConsistency
-from ddc.networks import CompactUNet
 from ddc.priors import Prior, schedule_from_config, scheduler_config
-
-
-def tiny_unet(in_channels: int, seed: int, out_channels: int = 3) -> CompactUNet:
-    """A small network of the real class. Its zero-initialised layers are given small weights, so that
-    everything it is told has an effect."""
-    torch.manual_seed(seed)
-    unet = CompactUNet(
-        in_channels,
-        out_channels,
-        channels=(8, 16),
-        encoder_blocks=(1, 1),
-        decoder_blocks=(1,),
-        groups=4,
-        head_dim=8,
-    )
-    for parameter in unet.parameters():
-        if not parameter.any():
-            torch.nn.init.normal_(parameter, std=0.02)
-    return unet.eval().requires_grad_(False)
+from tiny import tiny_unet
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from torch import Tensor
 from ddc.fast import agreement
 from ddc.images import to_internal
 from ddc.pipeline import RestorationPipeline
-from ddc.problems import measure_named
+from ddc.problems import measure
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -31,7 +31,7 @@ def psnr(x: Tensor, truth: Tensor) -> float:
 @pytest.mark.parametrize("task", ["sr4", "gauss", "inpaint92", "jpeg10"])
 def test_the_fast_path_agrees_with_float32(task: str) -> None:
     truth = photograph(512)
-    problem, y = measure_named(task, 0.05 if task != "jpeg10" else 0.0, to_internal(truth), ["astronaut"])
+    problem, y = measure(task, 0.05 if task != "jpeg10" else 0.0, to_internal(truth), ["astronaut"])
     options = {"mask": problem.operator.mask} if task == "inpaint92" else {}  # type: ignore[attr-defined]
     name = "inpaint" if task == "inpaint92" else task
     pictures = []
@@ -81,6 +81,6 @@ def test_a_full_device_halves_the_tile(caplog: pytest.LogCaptureFixture) -> None
             restored = run(0)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert "out of memory: going on with tiles of 1024 pixels" in caplog.text
+    assert "out of memory: continuing with tiles of 1024 pixels" in caplog.text
     assert torch.cuda.max_memory_reserved() <= budget
     assert bool(restored.isfinite().all()) and psnr(restored, large[0]) > 25

@@ -8,10 +8,12 @@ import torch
 from skimage import data
 
 from ddc.images import Picture, to_internal, to_unit
+from ddc.models import load_parts
 from ddc.noise import Noise
 from ddc.perceptual import LPIPS
 from ddc.pipeline import RestorationPipeline
-from ddc.problems import measure_named, task_operator
+from ddc.problems import Task, measure
+from ddc.solvers.base import Run
 from ddc.solvers.i2sb import I2SB
 
 
@@ -36,28 +38,24 @@ def pipe() -> RestorationPipeline:
         ("denoise", 0.1, 8.0),
     ],
 )
-def test_eight_bit_measurements_are_restored(
-    pipe: RestorationPipeline, task: str, sigma: float, gain: float
-) -> None:
+def test_eight_bit_measurements_are_restored(pipe: RestorationPipeline, task: str, sigma: float, gain: float) -> None:
     truth = torch.from_numpy(data.coffee()[100:228, 200:328].copy()).permute(2, 0, 1)[None].float() / 255
-    problem, y = measure_named(task, sigma, to_internal(truth), ["coffee"])
+    problem, y = measure(task, sigma, to_internal(truth), ["coffee"])
     pixels = np.rint(to_unit(y)[0].permute(1, 2, 0).numpy() * 255).astype(np.uint8)
     mask = {"mask": problem.operator.observed(y)} if task.startswith("inpaint") else {}
     restored = pipe(Picture(pixels), "inpaint" if mask else task, sigma=sigma, **mask).picture.tensor
     size = (truth.shape[-2], truth.shape[-1])
-    first = to_unit(problem.operator.estimate(y, 0.0, size) if task != "gauss" else y)[0]
+    first = to_unit(problem.operator.guess(y, 0.0, size) if task != "gauss" else y)[0]
     assert psnr(restored, truth[0]) > psnr(first, truth[0]) + gain
 
 
 @pytest.mark.parametrize("task", ["sr4", "jpeg10"])
 def test_the_bridges_of_the_repository_beat_the_measurement(task: str) -> None:
-    truth = (
-        torch.from_numpy(data.coffee()[100:228, 200:328].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
-    )
-    problem, y = measure_named(task, 0.0, truth, ["coffee"])
+    truth = torch.from_numpy(data.coffee()[100:228, 200:328].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+    problem, y = measure(task, 0.0, truth, ["coffee"])
     solver = I2SB(steps=2)
     nothing: Any = None  # it has no use for a prior
-    restored = solver.solve(y, problem, nothing, Noise([0]), **solver.load_parts(None, problem))
+    restored = solver.solve(Run(y, problem, nothing, Noise([0]), **load_parts(solver, None, problem)))
     first = y if task == "jpeg10" else problem.operator.pinv(y)  # type: ignore[attr-defined]
     assert psnr(to_unit(restored), to_unit(truth)) > psnr(to_unit(first), to_unit(truth)) + 0.5
     lpips = LPIPS("alex")
@@ -67,16 +65,14 @@ def test_the_bridges_of_the_repository_beat_the_measurement(task: str) -> None:
 def test_deblurring_leaves_no_waves_in_a_sky(pipe: RestorationPipeline) -> None:
     down, right = torch.meshgrid(torch.linspace(0, 1, 128), torch.linspace(0, 1, 128), indexing="ij")
     sky = torch.stack([0.25 + 0.1 * down + 0.05 * right, 0.35 + 0.1 * down, 0.5 + 0.08 * down * right])[None]
-    _, y = measure_named("gauss", 0.0, to_internal(sky), ["sky"])
+    _, y = measure("gauss", 0.0, to_internal(sky), ["sky"])
     restored = pipe((to_unit(y) * 255).round() / 255, "gauss").picture.tensor
-    assert (
-        float((restored - sky[0])[:, 16:-16, 16:-16].abs().max()) < 10 / 255
-    )  # 20 with the bands of rounding
+    assert float((restored - sky[0])[:, 16:-16, 16:-16].abs().max()) < 10 / 255  # 20 with the bands of rounding
 
 
 def test_a_picture_out_of_focus_is_restored_by_what_it_shows(pipe: RestorationPipeline) -> None:
     world = torch.from_numpy(data.chelsea().copy()).permute(2, 0, 1)[None].float() / 255
-    blurred = to_unit(task_operator("disc3.5+gauss0.6")(to_internal(world)))
+    blurred = to_unit(Task.parse("disc3.5+gauss0.6").operator()(to_internal(world)))
     truth, y = (x[0, :, 60:252, 100:292] for x in (world, blurred))
     picture = Picture(np.rint(y.permute(1, 2, 0).numpy() * 255).astype(np.uint8))
     restored = pipe(picture, "deblur")
@@ -89,7 +85,7 @@ def test_a_picture_out_of_focus_is_restored_by_what_it_shows(pipe: RestorationPi
 def test_the_border_of_a_blurred_photograph_is_restored_too(pipe: RestorationPipeline, task: str) -> None:
     """The world goes on beyond it, and was blurred into it."""
     world = torch.from_numpy(data.coffee().copy()).permute(2, 0, 1)[None].float() / 255
-    blurred = to_unit(task_operator(task, (400, 600))(to_internal(world)))
+    blurred = to_unit(Task.parse(task).operator((400, 600))(to_internal(world)))
     truth, y = (x[0, :, 100:228, 200:328] for x in (world, blurred))
     picture = Picture(np.rint(y.permute(1, 2, 0).numpy() * 255).astype(np.uint8))
     restored = pipe(picture, task).picture.tensor

@@ -124,7 +124,7 @@ def test_what_is_generated_is_used_and_every_solver_has_its_equation() -> None:
     used = re.findall(r"<!-- generated: (\w+) -->", "".join(path.read_text() for path in PAGES))
     assert sorted(used) == sorted(hooks.GENERATED)
     loop = hooks._loop(SOLVERS["ddc"])
-    assert loop.startswith("for i, (t, s) in enumerate(pairs):") and "network.describe" in loop
+    assert loop.startswith("for t, s in run.steps(self.pairs(schedule)):") and "network.consistent" in loop
     assert "regularised" not in loop and "def dps_step" in hooks._loop(SOLVERS["dps"])
 
 
@@ -132,9 +132,7 @@ def test_the_papers_tables_are_those_of_the_results() -> None:
     page = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
     maker = load(ROOT / "scripts" / "paper_page.py")
     assert maker.written(page) == page
-    assert (
-        maker.written(re.sub(r"\d\.\d", "0.0", page)).count("25.11 / **0.137**") == 1
-    )  # the paper's sr4, table 2
+    assert maker.written(re.sub(r"\d\.\d", "0.0", page)).count("25.11 / **0.137**") == 1  # the paper's sr4, table 2
     assert len(maker.results("table1")) == 40 and {row["n"] for row in maker.results("table1")} == {10, 100}
 
 

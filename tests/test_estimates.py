@@ -21,7 +21,7 @@ from ddc.estimates import (
 )
 from ddc.images import Picture, quantise
 from ddc.operators.blur import GaussianBlur, KernelBlur, disc_kernel, motion_kernel, softened
-from ddc.problems import task_family, task_operator
+from ddc.problems import Task
 
 
 def flat(side: int) -> np.ndarray:
@@ -55,9 +55,7 @@ def test_the_detail_of_a_photograph_is_no_noise(photograph: np.ndarray) -> None:
     assert estimate_sigma(Picture(with_noise(photograph, 0.03))) == pytest.approx(0.03, abs=0.003)
 
 
-@pytest.mark.parametrize(
-    ("quality", "sampling", "sigma"), [(75, 2, 0.06), (85, 2, 0.05), (92, 2, 0.03), (95, 0, 0.02)]
-)
+@pytest.mark.parametrize(("quality", "sampling", "sigma"), [(75, 2, 0.06), (85, 2, 0.05), (92, 2, 0.03), (95, 0, 0.02)])
 def test_the_noise_before_jpeg_is_told(tmp_path: Path, quality: int, sampling: int, sigma: float) -> None:
     def saved(pixels: np.ndarray) -> Picture:
         Image.fromarray(pixels).save(tmp_path / "a.jpg", quality=quality, subsampling=sampling)
@@ -96,7 +94,7 @@ def test_what_is_wrong_is_found(tmp_path: Path) -> None:
     for quality, family in ((75, "blur"), (40, "jpeg")):
         Image.fromarray(gaussian_filter(photograph, (2, 2, 0))).save(tmp_path / "soft.jpg", quality=quality)
         found = diagnose(Picture.read(tmp_path / "soft.jpg")).task
-        assert found is not None and task_family(found) == family
+        assert found is not None and Task.parse(found).family == family
     tiny = diagnose(Picture(photograph[:8, :8]))
     assert tiny.task is None and tiny.sigma is None
 
@@ -137,17 +135,13 @@ def test_sharp_photographs_are_estimated_sharp_and_tiny_ones_not_at_all() -> Non
 def test_a_disc_is_told_from_a_gaussian(radius: float, softness: float) -> None:
     for photograph in (data.astronaut(), data.coffee(), data.chelsea()):
         blur = estimate_blur(blurred(photograph, softened(disc_kernel(radius), softness)), 0.0)
-        assert blur.radius == pytest.approx(radius, abs=0.11) and blur.width == pytest.approx(
-            softness, abs=0.6
-        )
+        assert blur.radius == pytest.approx(radius, abs=0.11) and blur.width == pytest.approx(softness, abs=0.6)
     if radius > 4:  # a small disc and a Gaussian are much the same in noise
         noisy = estimate_blur(blurred(data.coffee(), softened(disc_kernel(radius), softness), 0.02), 0.02)
         assert noisy.radius == pytest.approx(radius, abs=0.31)
 
 
-@pytest.mark.parametrize(
-    ("length", "angle", "softness"), [(6.0, 20.0, 0.0), (15.0, 100.0, 0.6), (25.0, 160.0, 0.6)]
-)
+@pytest.mark.parametrize(("length", "angle", "softness"), [(6.0, 20.0, 0.0), (15.0, 100.0, 0.6), (25.0, 160.0, 0.6)])
 def test_a_motion_is_told_with_its_length_and_direction(length: float, angle: float, softness: float) -> None:
     kernel = softened(motion_kernel(length, angle), softness)
     for photograph in (data.coffee(), data.chelsea()):
@@ -159,15 +153,13 @@ def test_a_motion_is_told_with_its_length_and_direction(length: float, angle: fl
 def test_what_no_disc_can_have_made_is_none() -> None:
     """A lattice has dark rings in its spectrum, as a disc has."""
     column = np.arange(256)
-    lattice = (
-        128 + 80 * np.sign(np.sin(column / 3.5))[:, None, None] * np.sign(np.sin(column / 3.5))[None, :, None]
-    )
+    lattice = 128 + 80 * np.sign(np.sin(column / 3.5))[:, None, None] * np.sign(np.sin(column / 3.5))[None, :, None]
     soft = gaussian_filter(np.repeat(lattice, 3, axis=2), (1, 1, 0))
     picture = Picture(quantise((soft / 255).astype(np.float32), 8))
     assert is_possible(picture, GaussianBlur(1.0), 0.0)
     assert not is_possible(picture, KernelBlur(disc_kernel(7)), 0.0)
     blur = estimate_blur(picture, 0.0)
-    assert not blur.radius or is_possible(picture, task_operator(blur.task), 0.0)
+    assert not blur.radius or is_possible(picture, Task.parse(blur.task).operator(), 0.0)
 
 
 def test_an_estimate_names_its_task_and_its_spread() -> None:
@@ -179,9 +171,7 @@ def test_an_estimate_names_its_task_and_its_spread() -> None:
     ]
     kernel = softened(disc_kernel(4.0), 1.0).double()
     axis = torch.arange(len(kernel)) - len(kernel) // 2
-    assert BlurEstimate(4.0, 1.0).spread == pytest.approx(
-        float((kernel.sum(1) * axis**2).sum() ** 0.5), rel=0.02
-    )
+    assert BlurEstimate(4.0, 1.0).spread == pytest.approx(float((kernel.sum(1) * axis**2).sum() ** 0.5), rel=0.02)
     assert BlurEstimate(0.0, 1.5).spread == 1.5
 
 

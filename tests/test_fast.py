@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
 from ddc.fast import (
-    CudaUNet,
+    FastUNet,
+    WinogradConv2d,
+    _helpers,
     accelerate_models,
     agreement,
     choose_dtype,
@@ -19,8 +22,11 @@ from ddc.fast import (
     cpu_threads,
     prepare_compiler,
     probe,
+    transform_kernel,
+    winograd,
 )
 from ddc.networks import CompactUNet
+from ddc.operators import Denoise
 from ddc.priors import Prior
 from ddc.schedule import Schedule
 
@@ -67,12 +73,15 @@ def test_the_cpu_path_predicts_the_same(t: int | torch.Tensor) -> None:
     prior, network = models()
     fast = accelerate_models(prior, network, "cpu")
     assert (fast.dtype, fast.batch, fast.compiled) == (torch.float32, 1, False)
-    x, known = torch.randn(2, 3, 70, 37), torch.randn(2, 7, 70, 37)
+    x = torch.randn(2, 3, 70, 37)
+    measured = (Denoise(), torch.randn(2, 3, 70, 37), 0.1)
     plain, quick = prior.predict(x, t), fast.prior.predict(x, t)
     assert torch.allclose(plain.noise, quick.noise, atol=1e-4)
     assert plain.v is not None and quick.v is not None and torch.allclose(plain.v, quick.v, atol=1e-4)
     assert fast.network is not None
-    assert torch.allclose(network(known, x, t), fast.network(known, x, t), atol=1e-4)
+    slow, known = network.consistent(measured, x, t)
+    assert torch.allclose(slow, fast.network.consistent(measured, x, t, known)[0], atol=1e-4)
+    assert not torch.allclose(slow, x, atol=1e-2)
 
 
 def test_the_cpu_path_takes_diffusers_networks() -> None:
@@ -95,8 +104,11 @@ def test_gradients_flow_through_the_fast_prior() -> None:
 def test_the_models_given_are_left_alone() -> None:
     prior, network = models()
     before = {k: v.clone() for k, v in prior.state_dict().items()}
+    x = torch.randn(1, 3, 64, 64)
+    noise = prior.predict(x, 3).noise
     fast = accelerate_models(prior, network, "cpu")
-    fast.prior.predict(torch.randn(1, 3, 64, 64), 3)
+    quick = fast.prior.predict(x, 3).noise
+    assert torch.equal(prior.predict(x, 3).noise, noise) and not torch.equal(quick, noise)
     assert type(prior.unet).__name__ == "CompactUNet"
     assert all(torch.equal(v, before[k]) for k, v in prior.state_dict().items())
 
@@ -132,7 +144,7 @@ def test_chunks(n: int, sizes: tuple[int, ...], expected: list[tuple[int, int, i
 def test_batches_are_cut_padded_and_joined() -> None:
     """The cutting into compiled sizes, with the network itself in the place of its compiled forms."""
     prior, _ = models()
-    unet = CudaUNet(prior.unet, CPU, torch.float32, 16)
+    unet = FastUNet(prior.unet, CPU, torch.float32, 16)
     unet.sizes = (1, 4)
     seen = []
 
@@ -141,7 +153,7 @@ def test_batches_are_cut_padded_and_joined() -> None:
         assert times.shape == (len(x),)
         return unet.module(x, times)
 
-    unet._compiled = {1: run, 4: run}
+    unet._compiled = {(1, False): run, (4, False): run}
     x = torch.randn(11, 3, 16, 16)  # 4 + 4 + 3, the last with one repeated
     times = torch.arange(11)
     assert torch.allclose(unet(x, times), prior.unet(x, times), atol=1e-5)
@@ -152,7 +164,7 @@ def test_batches_are_cut_padded_and_joined() -> None:
 
 def test_code_is_compiled_when_there_was_work_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     prior, _ = models()
-    unet = CudaUNet(prior.unet, CPU, torch.float32, 16)
+    unet = FastUNet(prior.unet, CPU, torch.float32, 16)
     unet.sizes, unet.patience = (1, 4), 2
     compiled = []
 
@@ -197,3 +209,76 @@ def test_threads_and_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     prepare_compiler()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "ddc" / "compiled")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Winograd's convolutions
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("size", [(16, 16), (17, 30), (4, 64), (33, 5), (1, 80)])
+def test_equals_convolution(size: tuple[int, int], threads: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((2, 40, *size), generator=generator)
+    weight, bias = torch.randn((33, 40, 3, 3), generator=generator), torch.randn(33, generator=generator)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        y = winograd(x, transform_kernel(weight), bias)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    expected = F.conv2d(x, weight, bias, padding=1)
+    assert (y - expected).abs().max() <= 5e-5 * expected.abs().max()
+
+
+def test_each_helper_computes_alone() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        helpers = _helpers(2)
+        torch.set_num_threads(2)  # what the process is told later is not for them
+        assert helpers.submit(torch.get_num_threads).result() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_in_and_out_of_inference_mode() -> None:
+    conv = nn.Conv2d(32, 32, 3, padding=1).requires_grad_(False)
+    fast = WinogradConv2d(conv)
+    x = torch.randn(1, 32, 24, 24)
+    with torch.inference_mode():
+        first = fast(x)
+    second = fast(x.contiguous(memory_format=torch.channels_last))
+    assert torch.equal(first, second)
+    assert torch.allclose(second, conv(x), atol=1e-4)
+
+
+def test_the_plain_way_where_gradients_or_few_pixels_need_it() -> None:
+    conv = nn.Conv2d(32, 32, 3, padding=1).requires_grad_(False)
+    fast = WinogradConv2d(conv)
+    small = torch.randn(1, 32, 8, 8)
+    assert torch.equal(fast(small), conv(small))
+    x = torch.randn(1, 32, 24, 24, requires_grad=True)
+    (gradient,) = torch.autograd.grad(fast(x).square().sum(), x)
+    (expected,) = torch.autograd.grad(conv(x).square().sum(), x)
+    assert torch.equal(gradient, expected)
+    assert torch.equal(fast.double()(small.double()), conv.double()(small.double()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stride": 2},
+        {"padding": 0},
+        {"dilation": 2},
+        {"groups": 2},
+        {"kernel_size": 1},
+        {"padding_mode": "reflect"},
+    ],
+)
+def test_only_what_it_can_do_is_taken(options: dict[str, int]) -> None:
+    assert WinogradConv2d.takes(nn.Conv2d(32, 32, 3, padding=1))
+    assert not WinogradConv2d.takes(nn.Conv2d(32, 32, **{"kernel_size": 3, "padding": 1} | options))  # type: ignore[arg-type]
+    assert not WinogradConv2d.takes(nn.Linear(32, 32))

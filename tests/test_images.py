@@ -11,25 +11,24 @@ import torch
 from PIL import Image, ImageCms, ImageOps
 from skimage import data
 
-from ddc import images
+from ddc import formats
+from ddc.cli.files import find_pictures
 from ddc.errors import UserError
 from ddc.images import (
     Picture,
-    find_pictures,
+    from_uint8,
     internal_sigma,
-    jpeg_noise,
-    jpeg_quality,
+    round_to_8_bit,
     to_internal,
     to_unit,
     unit_float,
 )
+from ddc.jpegfile import jpeg_noise, jpeg_quality
 
 
 def ramp(height: int, width: int, channels: int = 3, top: int = 255) -> np.ndarray:
     generator = np.random.default_rng(height * 1000 + width)
-    return generator.integers(0, top + 1, (height, width, channels)).astype(
-        np.uint8 if top == 255 else np.uint16
-    )
+    return generator.integers(0, top + 1, (height, width, channels)).astype(np.uint8 if top == 255 else np.uint16)
 
 
 @cache  # it holds the second it was made in
@@ -42,7 +41,17 @@ def test_units() -> None:
     assert torch.equal(to_internal(x), torch.tensor([-1.0, 0.0, 1.0]))
     assert torch.equal(to_unit(to_internal(x)), x)
     assert torch.equal(to_unit(torch.tensor([-3.0, 3.0])), torch.tensor([0.0, 1.0]))
+    assert torch.equal(to_unit(torch.tensor([-3.0, 3.0]), clip=False), torch.tensor([-1.0, 2.0]))
     assert internal_sigma(0.05) == 0.1
+
+
+def test_units_of_8_bits() -> None:
+    levels = torch.arange(256, dtype=torch.uint8)
+    x = from_uint8(levels)
+    assert x[0] == -1 and x[-1] == 1 and torch.equal(((x + 1) * 127.5).round(), levels.float())
+    assert torch.equal(round_to_8_bit(torch.tensor([-2.0, 2.0])), torch.tensor([-1.0, 1.0]))
+    near = x + torch.linspace(-0.9, 0.9, 256) / 255
+    torch.testing.assert_close(round_to_8_bit(near), x, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".webp", ".tif", ".tiff", ".bmp"])
@@ -91,9 +100,7 @@ def test_16_bit_png_with_every_filter(tmp_path: Path, filter_type: int) -> None:
         above = row
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        )
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 6, 5, 16, 2, 0, 0, 0))
     file = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(out)) + chunk(b"IEND", b"")
@@ -278,7 +285,7 @@ def test_a_transparent_picture_is_laid_on_white_where_it_must_be(
 ) -> None:
     alpha = np.repeat(np.array([[0, 51, 255]], np.uint8), 8, axis=0)
     Picture(np.full((8, 3, 3), 100, np.uint8), alpha).write(tmp_path / "a.bmp")
-    assert "laid on white, for BMP has no transparency" in caplog.text
+    assert "laid on white, because BMP has no transparency" in caplog.text
     written = Picture.read(tmp_path / "a.bmp")
     assert written.alpha is None and written.pixels[4, :, 1].tolist() == [255, 224, 100]
 
@@ -330,9 +337,13 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
 
 def test_decompression_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.png").write_bytes(png_bytes())
-    monkeypatch.setattr(images, "MAX_PIXELS", 1000)
-    with pytest.raises(UserError, match="64×64"):
-        Picture.read(tmp_path / "a.png")
+    np.save(tmp_path / "a.npy", np.zeros((40, 40)))
+    monkeypatch.setattr(formats, "MAX_PIXELS", 1000)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    for name in ("a.png", "a.npy"):
+        with pytest.raises(UserError, match="claims more than"):
+            Picture.read(tmp_path / name)
+    monkeypatch.undo()
     header = struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
     (tmp_path / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk + png_bytes()[33:])

@@ -99,9 +99,7 @@ def test_levels_and_blocks_must_agree() -> None:
 def test_widths_must_fit_groups_and_heads() -> None:
     with pytest.raises(UserError, match=r"channels \[10\] are no multiples of groups \(4\)"):
         CompactUNet(**(TINY | {"channels": (10, 16), "groups": 4}))
-    with pytest.raises(
-        UserError, match="16 channels, the last of them, cannot be divided among 3 attention heads"
-    ):
+    with pytest.raises(UserError, match="16 channels, the last of them, cannot be divided among 3 attention heads"):
         CompactUNet(**(TINY | {"channels": (8, 16), "groups": 4, "head_dim": 5}))
 
 
@@ -205,9 +203,7 @@ def test_configuration_builds_the_same_network() -> None:
     network = compact(in_channels=6, out_channels=6)
     again = build_network(network_config(network))
     assert network_config(again) == network_config(network)
-    assert {k: v.shape for k, v in again.state_dict().items()} == {
-        k: v.shape for k, v in network.state_dict().items()
-    }
+    assert {k: v.shape for k, v in again.state_dict().items()} == {k: v.shape for k, v in network.state_dict().items()}
 
 
 @pytest.mark.parametrize(
@@ -284,9 +280,7 @@ def test_compiled_networks_are_the_same_with_their_gradients() -> None:
 
 
 def test_norms_of_other_networks_are_written_out() -> None:
-    network = torch.nn.Sequential(
-        torch.nn.Conv1d(4, 8, 1), torch.nn.Sequential(torch.nn.GroupNorm(4, 8, eps=1e-4))
-    )
+    network = torch.nn.Sequential(torch.nn.Conv1d(4, 8, 1), torch.nn.Sequential(torch.nn.GroupNorm(4, 8, eps=1e-4)))
     torch.nn.init.normal_(network[1][0].weight)
     x = torch.randn(2, 4, 10) + 3
     before, names = network(x), list(network.state_dict())

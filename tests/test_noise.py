@@ -28,6 +28,31 @@ def test_a_tile_equals_the_window_of_the_whole() -> None:
         assert torch.equal(whole.normal((1, 3, 128, 96))[..., 32:64, 48:80], tile.normal((1, 3, 32, 32)))
 
 
+def test_a_tall_field_is_drawn_in_bands_and_equals_its_windows() -> None:
+    shape = (2, 3, 700, 37)
+    tall = Noise([5, 6], origin=[(3, 1), (900, 40)])
+    for draw in range(2):
+        z = tall.normal(shape)
+        for top in (0, 200, 256, 511, 650):
+            part = Noise([5, 6], origin=[(3 + top, 1), (900 + top, 40)])
+            part.draws = draw
+            assert torch.equal(z[..., top : top + 50, :], part.normal((2, 3, 50, 37)))
+    assert tall.draws == 2
+
+
+def test_a_tall_field_never_hashes_all_its_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    plain = Noise._hashes
+
+    def counted(self: Noise, shape: tuple[int, ...], first_row: int = 0) -> tuple[Tensor, Tensor]:
+        rows.append(shape[2])
+        return plain(self, shape, first_row)
+
+    monkeypatch.setattr(Noise, "_hashes", counted)
+    assert Noise([1]).normal((1, 3, 1000, 8)).shape == (1, 3, 1000, 8)
+    assert sum(rows) == 1000 and max(rows) <= 256
+
+
 def test_the_same_seed_gives_the_same_run_and_draws_differ() -> None:
     first, second = Noise([1]), Noise([1])
     a, b = first.normal(SHAPE), first.normal(SHAPE)

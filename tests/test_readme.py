@@ -26,9 +26,7 @@ def folder(tmp_path: Path) -> Path:
     Image.fromarray(data.astronaut()[20:84, 170:266]).save(tmp_path / "photo.jpg", quality=90)
     Image.fromarray(data.astronaut()[20:84, 170:266]).save(tmp_path / "bad.jpg", quality=15)
     Image.fromarray(data.coffee()[150:182, 200:248]).save(tmp_path / "small.png")
-    Image.fromarray(data.coffee()[150:214, 200:280]).filter(ImageFilter.GaussianBlur(1.5)).save(
-        tmp_path / "soft.png"
-    )
+    Image.fromarray(data.coffee()[150:214, 200:280]).filter(ImageFilter.GaussianBlur(1.5)).save(tmp_path / "soft.png")
     (tmp_path / "photos").mkdir()
     Image.fromarray(data.chelsea()[100:132, 150:190]).save(tmp_path / "photos" / "cat.png")
     Image.fromarray(data.rocket()[150:182, 300:340]).save(tmp_path / "photos" / "rocket.png")
@@ -42,11 +40,7 @@ def run(block: Block, folder: Path) -> None:
     else:
         commands = []
         for command in block.commands():
-            if (
-                block.parsed_only
-                or command.startswith("ddc web")
-                or command.split()[:2] == ["accelerate", "launch"]
-            ):
+            if block.parsed_only or command.startswith("ddc web") or command.split()[:2] == ["accelerate", "launch"]:
                 if ddc_arguments(command) is not None:
                     parse_only(command)
             elif not command.startswith(NOT_RUN):

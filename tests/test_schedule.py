@@ -111,26 +111,20 @@ def test_ddim_keeps_the_marginal(t: int, s: int) -> None:
         fresh = LINEAR.ddim(ZERO, ZERO, t, s, ONE, eta)
         kept = LINEAR.ddim(ZERO, ONE, t, s, ZERO, eta)
         assert float(fresh**2 + kept**2) == pytest.approx(float(1 - LINEAR.alpha_bars[s]), rel=1e-9)
-        assert float(LINEAR.ddim(ONE, ZERO, t, s, ZERO, eta)) == pytest.approx(
-            math.sqrt(float(LINEAR.alpha_bars[s]))
-        )
+        assert float(LINEAR.ddim(ONE, ZERO, t, s, ZERO, eta)) == pytest.approx(math.sqrt(float(LINEAR.alpha_bars[s])))
     assert float(LINEAR.ddim(ZERO, ZERO, t, s, ONE, 0.0)) == 0
 
 
 def test_ddim_with_full_noise_is_the_posterior_step() -> None:
     x0, noise, z = 0.3 * ONE, -1.2 * ONE, 0.8 * ONE
     x = LINEAR.add_noise(x0, 600, noise)
-    assert torch.allclose(
-        LINEAR.ddim(x0, noise, 600, 400, z, 1.0), LINEAR.posterior(x, x0, 600, 400, z), atol=1e-12
-    )
+    assert torch.allclose(LINEAR.ddim(x0, noise, 600, 400, z, 1.0), LINEAR.posterior(x, x0, 600, 400, z), atol=1e-12)
 
 
 def test_ddnm_noise_rule_is_its_own() -> None:
     level = math.sqrt(float(1 - LINEAR.alpha_bars[400]))
     assert float(LINEAR.ddnm_noise_rule(ZERO, ZERO, 400, ONE, 0.85)) == pytest.approx(0.85 * level)
-    assert float(LINEAR.ddnm_noise_rule(ZERO, ONE, 400, ZERO, 0.85)) == pytest.approx(
-        math.sqrt(1 - 0.85**2) * level
-    )
+    assert float(LINEAR.ddnm_noise_rule(ZERO, ONE, 400, ZERO, 0.85)) == pytest.approx(math.sqrt(1 - 0.85**2) * level)
     assert float(LINEAR.ddim(ZERO, ZERO, 600, 400, ONE, 0.85)) != pytest.approx(0.85 * level, rel=1e-3)
 
 

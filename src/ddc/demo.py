@@ -2,48 +2,96 @@
 
 import html
 import platform
+import string
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import torch
-from PIL import Image
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from ddc.cli.degrade import Degrade
+from ddc.degrade import degrade
+from ddc.errors import UserError
 from ddc.evaluation.metrics import psnr
-from ddc.images import Picture, to_internal
+from ddc.images import Picture, quantise, to_internal
 from ddc.perceptual import LPIPS
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import make_problem
 
+OVERVIEW = ("sr4", "gauss", "inpaint92", "jpeg10")  # the tasks of the overview picture
+SIDE = 256
+
 
 @dataclass(frozen=True)
-class Setting:
-    """One row of the demonstration."""
+class DemoTask:
+    """One section of the demonstration."""
 
     task: str
     sigma: float
     title: str
 
+    @property
+    def stem(self) -> str:
+        """The name of its files."""
+        return self.task + (f"-noise{self.sigma:g}" if self.sigma else "")
 
-SETTINGS = (
-    Setting("sr4", 0.0, "a quarter of the size"),
-    Setting("sr8", 0.0, "an eighth of the size"),
-    Setting("sr4", 0.05, "a quarter of the size, and noise"),
-    Setting("gauss", 0.0, "out of focus"),
-    Setting("motion", 0.02, "camera shake, and a little noise"),
-    Setting("inpaint92", 0.0, "92 % of the pixels lost"),
-    Setting("strokes", 0.0, "scratches"),
-    Setting("jpeg10", 0.0, "JPEG at quality 10"),
-    Setting("denoise", 0.1, "strong noise"),
+
+DEMO_TASKS = (
+    DemoTask("sr4", 0.0, "a quarter of the size"),
+    DemoTask("sr8", 0.0, "an eighth of the size"),
+    DemoTask("sr4", 0.05, "a quarter of the size, and noise"),
+    DemoTask("gauss", 0.0, "out of focus"),
+    DemoTask("motion", 0.02, "camera shake, and a little noise"),
+    DemoTask("inpaint92", 0.0, "92 % of the pixels lost"),
+    DemoTask("strokes", 0.0, "scratches"),
+    DemoTask("jpeg10", 0.0, "JPEG at quality 10"),
+    DemoTask("denoise", 0.1, "strong noise"),
 )
-OVERVIEW = ("sr4", "gauss", "inpaint92", "jpeg10")
-SIDE = 256
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """One photograph, degraded and restored for one task."""
+
+    name: str
+    clean: Tensor  # (3, H, W) in [0, 1]
+    before: Tensor  # the measurement at image size
+    after: Tensor
+    psnr: tuple[float, float]  # of the first guess from the measurement alone, and of the restored picture
+    lpips: tuple[float, float]
+    seconds: float
+
+
+def run_demo(
+    out: Path, names: tuple[str, ...] = (), model: Path | None = None, device: str = "auto", seed: int = 0
+) -> Path:
+    """Run the demonstration for these tasks, or for all; returns the path of its page."""
+    if unknown := sorted(set(names) - {task.task for task in DEMO_TASKS}):
+        known = ", ".join(dict.fromkeys(task.task for task in DEMO_TASKS))
+        raise UserError(f"the demo has no task {', '.join(unknown)}; it shows {known}")
+    started = time.perf_counter()
+    pipe = RestorationPipeline.from_pretrained(model).to(device)
+    lpips, photos = LPIPS("alex"), photographs()
+    jobs = [(task, name) for task in DEMO_TASKS if not names or task.task in names for name in photos]
+    console = Console(stderr=True)
+    progress = track(jobs, "restoring", console=console, disable=not console.is_terminal)
+    results: dict[DemoTask, list[DemoResult]] = {}
+    for task, name in progress:
+        results.setdefault(task, []).append(restore_one(pipe, lpips, name, photos[name], task, seed))
+    out.mkdir(parents=True, exist_ok=True)
+    for task, rows in results.items():
+        grid([(row.clean, row.before, row.after) for row in rows]).save(out / f"{task.stem}.png")
+    write_overview(out / "overview.jpg", results)
+    write_page(out / "index.html", results, seed)
+    Console().print(table(results))
+    seconds = time.perf_counter() - started
+    print(f"{len(jobs)} restorations in {seconds:.0f} s on {device_name(pipe.device)}")
+    return out / "index.html"
 
 
 def photographs() -> dict[str, Picture]:
@@ -57,190 +105,94 @@ def photographs() -> dict[str, Picture]:
     }
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One photograph, one setting."""
-
-    name: str
-    setting: Setting
-    before: Tensor  # the measurement at image size, (3, H, W) in [0, 1]
-    after: Tensor
-    psnr: tuple[float, float]  # of the first guess from the measurement alone, and of the restored picture
-    lpips: tuple[float, float]
-    seconds: float
-
-
-def run_demo(out: Path, settings: list[Setting], model: Path | None, device: str, seed: int) -> Path:
-    """Make everything; returns the page."""
-    console = Console(stderr=True)
-    started = time.perf_counter()
-    pipe = RestorationPipeline.from_pretrained(model).to(device)
-    distance = LPIPS("alex")
-    pictures = photographs()
-    out.mkdir(parents=True, exist_ok=True)
-    todo = [(setting, name) for setting in settings for name in pictures]
-    outcomes = [
-        restore_one(pipe, distance, name, pictures[name], setting, seed)
-        for setting, name in track(todo, "restoring", console=console, disable=not console.is_terminal)
-    ]
-    for setting in settings:
-        rows = [outcome for outcome in outcomes if outcome.setting == setting]
-        write_grid(
-            out / f"{file_stem(setting)}.png",
-            [(pictures[row.name].tensor, row.before, row.after) for row in rows],
-        )
-    write_overview(out / "overview.jpg", outcomes)
-    write_page(out / "index.html", settings, outcomes, pictures, out, seed)
-    show_table(settings, outcomes)
-    print(f"{len(outcomes)} restorations in {time.perf_counter() - started:.0f} s on {device_name(pipe)}")
-    return out / "index.html"
-
-
 def restore_one(
-    pipe: RestorationPipeline, distance: LPIPS, name: str, truth: Picture, setting: Setting, seed: int
-) -> Outcome:
-    """Measure, round to 8 bits as a file does, and restore."""
-    degrade = Degrade(inputs=(Path(name),), out=Path(name), task=setting.task, sigma=setting.sigma, seed=seed)
-    measured = degrade.measure(truth, name)
-    y = (measured.tensor.clamp(0, 1) * 255).round() / 255
-    measured = Picture.from_tensor(y, alpha=measured.alpha)
-    result = pipe(measured, setting.task, sigma=setting.sigma, seed=seed, names=[name])
-    after = result.picture.tensor
-
-    problem = make_problem(setting.task, setting.sigma, truth.size, mask=measured.mask)
-    size = truth.size
+    pipe: RestorationPipeline, lpips: LPIPS, name: str, photo: Picture, task: DemoTask, seed: int
+) -> DemoResult:
+    """Degrade a photograph, round it to 8 bits as a file does, and restore it."""
+    measured = degrade(photo, task.task, task.sigma, seed, name)
+    measured = Picture(quantise(measured.pixels, 8), alpha=measured.alpha)
+    result = pipe(measured, task.task, sigma=task.sigma, seed=seed, names=[name])
+    clean, after = photo.tensor, result.picture.tensor
+    problem = make_problem(task.task, task.sigma, photo.size, mask=measured.mask)
     with torch.inference_mode():
-        internal = to_internal(y)[None]
+        y = to_internal(measured.tensor)[None]
         if measured.mask is not None:
-            internal = internal * measured.mask[None]
-        before = (problem.operator.to_image(internal, size)[0] + 1) / 2
-        guess = ((problem.operator.estimate(internal, problem.sigma, size) + 1) / 2).clamp(0, 1)
-        clean = truth.tensor[None]
-        figures = [
-            (float(psnr(x, clean)), float(distance(to_internal(x), to_internal(clean))))
-            for x in (guess, after[None])
-        ]
-    (guess_psnr, guess_lpips), (after_psnr, after_lpips) = figures
-    return Outcome(
-        name, setting, before, after, (guess_psnr, after_psnr), (guess_lpips, after_lpips), result.seconds
-    )
+            y = y * measured.mask
+        before = (problem.operator.to_image(y, photo.size)[0] + 1) / 2
+        guess = ((problem.operator.guess(y, problem.sigma, photo.size)[0] + 1) / 2).clamp(0, 1)
+        psnrs = [float(psnr(x[None], clean[None])) for x in (guess, after)]
+        distances = [float(lpips(to_internal(x)[None], to_internal(clean)[None])) for x in (guess, after)]
+    return DemoResult(name, clean, before, after, (psnrs[0], psnrs[1]), (distances[0], distances[1]), result.seconds)
 
 
-def file_stem(setting: Setting) -> str:
-    return setting.task + (f"-noise{setting.sigma:g}" if setting.sigma else "")
+def as_image(x: Tensor) -> PIL.Image.Image:
+    return PIL.Image.fromarray(quantise(x.permute(1, 2, 0).numpy(), 8))
 
 
-def as_image(x: Tensor) -> Image.Image:
-    return Image.fromarray((x.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())
+def grid(rows: list[tuple[Tensor, ...]]) -> PIL.Image.Image:
+    """Pictures of one size in rows and columns."""
+    return as_image(torch.cat([torch.cat(row, dim=2) for row in rows], dim=1))
 
 
-def write_grid(path: Path, rows: list[tuple[Tensor, ...]]) -> None:
-    """A picture of pictures: truth, measurement and restoration, one photograph below the other."""
-    as_image(torch.cat([torch.cat(row, dim=2) for row in rows], dim=1)).save(path)
+def write_overview(path: Path, results: dict[DemoTask, list[DemoResult]], width: int = 1600) -> None:
+    """Before and after side by side: the tasks without noise in columns, the photographs in rows."""
+    columns = [rows for task, rows in results.items() if not task.sigma and task.task in OVERVIEW]
+    if columns:
+        image = grid([tuple(x for row in rows for x in (row.before, row.after)) for rows in zip(*columns, strict=True)])
+        height = round(width * image.height / image.width)
+        image.resize((width, height), PIL.Image.Resampling.LANCZOS).save(path, quality=88)
 
 
-def write_overview(path: Path, outcomes: list[Outcome], width: int = 1600) -> None:
-    """Before and after side by side, the tasks without noise in columns and the photographs in rows."""
-    rows: dict[str, list[Tensor]] = {}
-    for o in outcomes:
-        if not o.setting.sigma and o.setting.task in OVERVIEW:
-            rows.setdefault(o.name, []).extend([o.before, o.after])
-    if rows:
-        image = as_image(torch.cat([torch.cat(row, dim=2) for row in rows.values()], dim=1))
-        small = image.resize((width, round(width * image.height / image.width)), Image.Resampling.LANCZOS)
-        small.save(path, quality=88)
-
-
-def show_table(settings: list[Setting], outcomes: list[Outcome]) -> None:
-    table = Table(title="mean over four photographs (8-bit measurements, five steps)")
-    table.add_column("task")
-    table.add_column("noise σ", justify="right")
-    for heading in (
+def table(results: dict[DemoTask, list[DemoResult]]) -> Table:
+    made = Table(title="mean over four photographs (8-bit measurements, five steps)")
+    made.add_column("task")
+    headings = (
+        "noise σ",
         "PSNR of the first guess",
         "restored",
         "LPIPS of the first guess",
         "restored",
         "seconds each",
-    ):
-        table.add_column(heading, justify="right")
-    for setting in settings:
-        rows = [o for o in outcomes if o.setting == setting]
-        p0, p1, l0, l1, s = np.mean([[*o.psnr, *o.lpips, o.seconds] for o in rows], axis=0)
-        table.add_row(
-            setting.task, f"{setting.sigma:g}", f"{p0:.2f}", f"{p1:.2f}", f"{l0:.3f}", f"{l1:.3f}", f"{s:.1f}"
-        )
-    Console().print(table)
+    )
+    for heading in headings:
+        made.add_column(heading, justify="right")
+    for task, rows in results.items():
+        p0, p1, l0, l1, s = np.mean([[*row.psnr, *row.lpips, row.seconds] for row in rows], axis=0)
+        figures = (f"{p0:.2f}", f"{p1:.2f}", f"{l0:.3f}", f"{l1:.3f}", f"{s:.1f}")
+        made.add_row(task.task, f"{task.sigma:g}", *figures)
+    return made
 
 
-def device_name(pipe: RestorationPipeline) -> str:
-    if pipe.device.type == "cuda":
-        return torch.cuda.get_device_name(pipe.device)
-    return f"{platform.machine()} {pipe.device.type}, {torch.get_num_threads()} threads"
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} {device.type}, {torch.get_num_threads()} threads"
 
 
-def write_page(
-    path: Path,
-    settings: list[Setting],
-    outcomes: list[Outcome],
-    pictures: dict[str, Picture],
-    out: Path,
-    seed: int,
-) -> None:
-    """One page that needs nothing from outside its folder: a slider over each pair of pictures."""
-    folder = out / "pictures"
+def write_page(path: Path, results: dict[DemoTask, list[DemoResult]], seed: int) -> None:
+    """A page that loads nothing from outside its folder, with a slider over each pair of pictures."""
+    folder = path.parent / "pictures"
     folder.mkdir(exist_ok=True)
     sections = []
-    for setting in settings:
+    for task, rows in results.items():
         figures = []
-        for o in (o for o in outcomes if o.setting == setting):
-            stem = f"{o.name}-{file_stem(setting)}"
-            as_image(o.before).save(folder / f"{stem}-before.png")
-            as_image(o.after).save(folder / f"{stem}-after.png")
+        for row in rows:
+            stem = f"{row.name}-{task.stem}"
+            pictures = {f"{row.name}": row.clean, f"{stem}-before": row.before, f"{stem}-after": row.after}
+            for name, x in pictures.items():
+                as_image(x).save(folder / f"{name}.png")
             figures.append(
                 f'<figure><div class="pair" style="--at:50%">'
-                f'<img src="pictures/{stem}-after.png" alt="{o.name}, restored">'
-                f'<img class="top" src="pictures/{stem}-before.png" alt="{o.name}, as measured">'
+                f'<img src="pictures/{stem}-after.png" alt="{row.name}, restored">'
+                f'<img class="top" src="pictures/{stem}-before.png" alt="{row.name}, degraded">'
                 f'<input type="range" min="0" max="100" value="50" aria-label="before and after"></div>'
-                f"<figcaption>{o.name}: {o.psnr[1]:.1f} dB, LPIPS {o.lpips[1]:.3f}</figcaption></figure>"
+                f"<figcaption>{row.name}: {row.psnr[1]:.1f} dB, LPIPS {row.lpips[1]:.3f}</figcaption></figure>"
             )
-        noise = f", σ = {setting.sigma:g}" if setting.sigma else ""
-        command = f"ddc restore IN -o OUT --task {setting.task}" + (
-            f" --sigma {setting.sigma:g}" if setting.sigma else ""
-        )
+        noise, option = (f", σ = {task.sigma:g}", f" --sigma {task.sigma:g}") if task.sigma else ("", "")
         sections.append(
-            f"<section><h2>{html.escape(setting.title)} <small>{setting.task}{noise}</small></h2>"
-            f'<div class="row">{"".join(figures)}</div><code>{command}</code></section>'
+            f"<section><h2>{html.escape(task.title)} <small>{task.task}{noise}</small></h2>"
+            f'<div class="row">{"".join(figures)}</div>'
+            f"<code>ddc restore IN -o OUT --task {task.task}{option}</code></section>"
         )
-    for name, picture in pictures.items():
-        as_image(picture.tensor).save(folder / f"{name}.png")
-    path.write_text(PAGE.format(sections="\n".join(sections), seed=seed))
-
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>ddc: before and after</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1150px; padding: 0 1rem; color: #222 }}
-h1 {{ margin-bottom: 0 }} h2 {{ margin: 2.5rem 0 .5rem }} small {{ color: #777; font-weight: normal }}
-.row {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(240px, 1fr)); gap: 1rem }}
-figure {{ margin: 0 }} figcaption {{ font-size: .85rem; color: #555 }}
-.pair {{ position: relative; aspect-ratio: 1; overflow: hidden; border-radius: 6px }}
-.pair img {{ position: absolute; inset: 0; width: 100%; height: 100% }}
-.pair .top {{ clip-path: inset(0 calc(100% - var(--at)) 0 0); image-rendering: pixelated }}
-.pair::after {{ content: ""; position: absolute; top: 0; bottom: 0; left: var(--at); width: 2px; background: #fff;
-  box-shadow: 0 0 4px #0008; pointer-events: none }}
-.pair input {{ position: absolute; inset: 0; width: 100%; height: 100%; margin: 0; opacity: 0; cursor: ew-resize }}
-code {{ display: inline-block; margin-top: .5rem; background: #f3f3f3; padding: .2rem .5rem; border-radius: 4px }}
-@media print {{ section {{ break-inside: avoid }} }}
-</style></head><body>
-<h1>Before and after</h1>
-<p>Left of the line is what was given, right of it what came out of five diffusion steps (seed {seed}). Move the line.
-The figures are against the original. Restored detail is plausible, not certain: some of it is invented.</p>
-{sections}
-<p><small>Photographs: scikit-image's astronaut (NASA), coffee (Rachel Michetti), cat (Stéfan van der Walt) and
-rocket (SpaceX), all in the public domain or CC0.</small></p>
-<script>
-for (const input of document.querySelectorAll(".pair input"))
-  input.addEventListener("input", () => input.parentNode.style.setProperty("--at", input.value + "%"));
-</script></body></html>
-"""
+    page = string.Template(Path(__file__).with_name("demo.html").read_text(encoding="utf-8"))
+    path.write_text(page.substitute(sections="\n".join(sections), seed=seed), encoding="utf-8")

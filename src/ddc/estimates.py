@@ -1,89 +1,83 @@
-"""What a picture tells of its own noise and blur, and of what is wrong with it."""
+"""Estimates the noise and the blur of a picture, and detects what is wrong with it."""
 
+import logging
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from ddc.errors import UserError
-from ddc.images import (
-    ROUNDING_8_BIT,
-    JPEGSettings,
-    Picture,
-    jpeg_noise,
-    jpeg_settings,
-    to_internal,
-    unit_float,
-)
+from ddc.images import ROUNDING_8_BIT, Picture, internal_sigma, to_internal, unit_float
+from ddc.jpegfile import JPEGSettings, jpeg_noise, jpeg_quality, jpeg_settings
 from ddc.operators.base import Operator
-from ddc.operators.blur import disc_kernel, motion_kernel
-from ddc.problems import Problem, misfit, task_family, task_operator
+from ddc.operators.blur import Blur, GaussianBlur, disc_kernel, motion_kernel
+from ddc.operators.border import is_reflected
+from ddc.problems import Problem, Task, misfit
+from ddc.tiling import reach_of
 
-# To believe in a disc and not in a Gaussian alone, or in a motion: what it gains in log-likelihood, at least, and as a
-# share of what it leaves unexplained (where the law of photographs holds badly, differences mean little)
+logger = logging.getLogger("ddc")
+
+# A disc is preferred to a Gaussian, and a motion to both, if it gains at least this much log-likelihood, and this share
+# of what it leaves unexplained (where the model of photographs fits badly, differences mean little).
 LEAST_GAIN, LEAST_SHARE = 25.0, 0.15
 
-BLOCK = 16  # pixels: of the blocks whose noise is compared
-QUIET_SHARE = 0.1  # of the blocks: those in which little but noise is to be seen
-QUIET_LEVEL = 0.871  # what white noise of 1 has there, by simulation
-NOTICEABLE = 0.02  # less detail than such noise has may be the picture's own
-BLURRED = 0.9  # pixels; less may be the lens, or the taste of whoever sharpened it
-COARSE_JPEG = 85  # a quality below which the marks of JPEG are worth undoing
-COARSEST_TO_DEBLUR = 60  # a quality below which they would grow with the detail that was blurred
-FAINT = 0.0025  # below it, a JPEG file may as well have had no noise as have lost it
-NOISES = np.append(0, np.geomspace(0.005, 0.3, 20))  # that a file is tried with
+BLOCK = 16  # side in pixels of the blocks whose noise is compared
+QUIET_SHARE = 0.1  # share of the blocks, those of least detail, that are taken to show only noise
+QUIET_LEVEL = 0.871  # the estimate in these blocks for white noise of standard deviation 1, by simulation
+FAINT = 0.0025  # σ in [0, 1] units; below it, a JPEG file tells nothing about the noise before compression
+NOTICEABLE = 0.02  # σ in [0, 1] units; weaker noise may be the picture's own detail
+SHARP = 0.7  # pixels of blur; estimates for sharp photographs are at most 0.5, and 0.7 for JPEG files
+BLURRED = 0.9  # pixels of blur; less may come from the lens or from sharpening
+FINE_JPEG = 90  # JPEG quality from which on a file hardly differs from its original
+COARSE_JPEG = 85  # JPEG quality below which compression artefacts are worth removing
+COARSEST_TO_DEBLUR = 60  # JPEG quality below which deblurring would amplify the artefacts too much
+NOISES = np.append(0, np.geomspace(0.005, 0.3, 20))  # σ in [0, 1] units, for which compression is simulated
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Numbers = Iterable[float]
 
 
 def estimate_sigma(picture: Picture) -> float:
-    """σ_y of a picture's noise, in [0, 1] units: Donoho and Johnstone's median of the finest diagonal detail, in its
-    quietest blocks.
+    """Returns σ_y of a picture's noise, in [0, 1] units: Donoho and Johnstone's median of the finest diagonal detail,
+    in the blocks with least detail.
 
-    Blocks that touch black, white or a transparent pixel are left out, for their noise is cut off. Of 173 photographs
-    nine in ten read at most 0.010 without noise, and at most 0.039 with noise of 0.03. JPEG takes much of the finest
-    detail away; how much noise there was before is told by what such a file leaves of noise.
+    Blocks that touch black, white or a transparent pixel are left out, because their noise is clipped. For nine in ten
+    of 173 photographs, the estimate is at most 0.010 without noise, and at most 0.039 with noise of 0.03. JPEG removes
+    much of the finest detail, so the noise before compression is found by simulation.
     """
-    return noise_of(detail_of(picture), settings_of(picture), 1 if picture.grey else 3)
-
-
-def settings_of(picture: Picture) -> JPEGSettings | None:
-    return None if picture.path is None else jpeg_settings(picture.path)
+    return noise_of(detail_of(picture), jpeg_settings(picture.path), 1 if picture.grey else 3)
 
 
 def noise_of(level: float, settings: JPEGSettings | None, channels: int) -> float:
-    """The noise that left such detail in a file."""
+    """Returns the noise that has left this level of detail in a file."""
     if settings is None or level < FAINT:
         return level
     return float(np.interp(level, levels_after_jpeg(settings, channels), NOISES))
 
 
 def detail_of(picture: Picture) -> float:
-    """The standard deviation of white noise that would have a picture's detail."""
-    height, width = picture.size
-    rows = slice(max(0, height // 2 - 512), height // 2 + 513)  # the middle is enough
-    columns = slice(max(0, width // 2 - 512), width // 2 + 513)
+    """Returns the standard deviation of white noise with as much detail as the picture."""
+    rows, columns = (slice(max(0, side // 2 - 512), side // 2 + 513) for side in picture.size)  # the middle is enough
     pixels = unit_float(picture.pixels[rows, columns, : 1 if picture.grey else 3])
     return detail_level(pixels, None if picture.mask is None else picture.mask[0].numpy()[rows, columns] > 0)
 
 
 def detail_level(pixels: np.ndarray[Any, Any], known: np.ndarray[Any, Any] | None = None) -> float:
-    """The same of pixels (h, w, c) in [0, 1], where they are known."""
-    usable = (pixels > 0.002) & (pixels < 0.998)
+    """Does the same for pixels (h, w, c) in [0, 1], where they are known."""
+    whole = (pixels > 0.002) & (pixels < 0.998)
     if known is not None:
-        usable &= known[..., None]
-    detail, whole = pixels, usable
+        whole &= known[..., None]
+    detail = pixels
     for _ in range(2):  # 1 −2 1 down the rows, then along them: zero on every plane
         detail = ((detail[2:] - 2 * detail[1:-1] + detail[:-2]) / np.float32(6**0.5)).swapaxes(0, 1)
         whole = (whole[2:] & whole[1:-1] & whole[:-2]).swapaxes(0, 1)
     detail = np.abs(detail) / 0.6745
     if (samples := detail[whole]).size < 200:
-        raise UserError(
-            "too few pixels are known to estimate the noise; give it as a number, as in --sigma 0.05"
-        )
+        raise UserError("too few pixels are known to estimate the noise; give it as a number, as in --sigma 0.05")
     blocks, all_whole = in_blocks(detail), in_blocks(whole).all(-1)
     if np.count_nonzero(all_whole) < 20:  # a small picture, or one with many holes
         return float(np.median(samples))
@@ -91,15 +85,15 @@ def detail_level(pixels: np.ndarray[Any, Any], known: np.ndarray[Any, Any] | Non
 
 
 def in_blocks(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """(h, w, c) → (rows, columns, c, pixels of a block)."""
-    rows, columns = (length // BLOCK for length in values.shape[:2])
-    cut = values[: rows * BLOCK, : columns * BLOCK].reshape(rows, BLOCK, columns, BLOCK, values.shape[2])
-    return cut.transpose(0, 2, 4, 1, 3).reshape(rows, columns, values.shape[2], BLOCK**2)
+    """Reshapes (h, w, c) to (rows, columns, c, pixels of a block)."""
+    rows, columns, channels = values.shape[0] // BLOCK, values.shape[1] // BLOCK, values.shape[2]
+    cut = values[: rows * BLOCK, : columns * BLOCK].reshape(rows, BLOCK, columns, BLOCK, channels)
+    return cut.transpose(0, 2, 4, 1, 3).reshape(rows, columns, channels, BLOCK**2)
 
 
 @lru_cache(maxsize=16)
 def levels_after_jpeg(settings: JPEGSettings, channels: int) -> Array:
-    """The detail of grey with white noise of each of `NOISES`, once it was in such a file."""
+    """Returns the detail of a grey picture with white noise, for each of `NOISES`, after compression."""
     field = np.random.default_rng(0).normal(0, 255, (192, 192, channels))
     noisy = ((127.5 + sigma * field).clip(0, 255).round().astype(np.uint8) for sigma in NOISES)
     levels = np.array([detail_level(unit_float(settings.apply(pixels))) for pixels in noisy])
@@ -107,17 +101,16 @@ def levels_after_jpeg(settings: JPEGSettings, channels: int) -> Array:
 
 
 class BlurEstimate(NamedTuple):
-    """A disc, as a lens out of focus makes of a point, or a line, as a motion does, and a Gaussian on top of it; pixels,
-    and degrees counter-clockwise. 0 is none of it."""
+    """A disc (a lens out of focus) or a line (a motion), convolved with a Gaussian; 0 means none."""
 
-    radius: float = 0.0
-    width: float = 0.0
-    length: float = 0.0
-    angle: float = 0.0
+    radius: float = 0.0  # of the disc, in pixels
+    width: float = 0.0  # of the Gaussian, in pixels
+    length: float = 0.0  # of the line, in pixels
+    angle: float = 0.0  # of the line, in degrees counter-clockwise
 
     @property
     def spread(self) -> float:
-        """The standard deviation of what becomes of a point, along the side where it is largest."""
+        """The standard deviation of the blurred image of a point, in the direction in which it is largest."""
         return (self.width**2 + self.radius**2 / 4 + self.length**2 / 12) ** 0.5
 
     @property
@@ -130,15 +123,14 @@ class BlurEstimate(NamedTuple):
 
 
 def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
-    """The blur of a picture, told by its spectrum; σ_y is its noise.
+    """Returns the blur of a picture with noise σ_y, estimated from its spectrum.
 
-    Of 40 photographs of 208×208 pixels, blurred whole and saved in 8 bits, the middle half of Gaussians of 1 to 3 pixels
-    and nine in ten discs of 2 to 9 are estimated within 0.1 pixels. A picture that is sky for the most part reads too
-    little, for rounding is no even noise there.
+    For 40 photographs of 208×208 pixels, blurred whole and saved in 8 bits, half of the Gaussians of 1 to 3 pixels and
+    nine in ten discs of 2 to 9 are estimated within 0.1 pixels. The estimate is too small for a picture that is mostly
+    sky, because rounding is not even noise there.
     """
     height, width = picture.size
-    rows = slice(max(0, height // 2 - 256), height // 2 + 256)  # the middle is enough
-    columns = slice(max(0, width // 2 - 256), width // 2 + 256)
+    rows, columns = (slice(max(0, side // 2 - 256), side // 2 + 256) for side in picture.size)  # the middle is enough
     grey = unit_float(picture.pixels[rows, columns]).mean(2, dtype=np.float64)
     if min(grey.shape) < 48:
         raise UserError(
@@ -149,72 +141,57 @@ def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
     power = np.abs(np.fft.rfft2(faded)) ** 2 / (fade**2).sum()
     noise = max(sigma, ROUNDING_8_BIT / 1.5) ** 2 / (1 if picture.grey else 3)
 
-    def is_believed(blur: BlurEstimate, cost: float, other: float, spectrum: "Spectrum") -> bool:
-        """Against another blur and its cost."""
-        if other - cost < max(LEAST_GAIN, LEAST_SHARE * (cost - spectrum.least())):
+    def is_better(blur: BlurEstimate, cost: float, other: float, spectrum: "Spectrum") -> bool:
+        """Returns whether to prefer the blur to another one of cost `other`."""
+        if other - cost < max(LEAST_GAIN, LEAST_SHARE * (cost - spectrum.least_cost())):
             return False
-        # a lattice in a picture has dark rings, too, but cannot have been blurred so
-        return is_possible(picture, task_operator(blur.task), sigma)
+        # a lattice in a picture has dark rings, too, but cannot have been blurred like this
+        return is_possible(picture, Task.parse(blur.task).operator(), sigma)
 
-    rings = Spectrum(mean_over_bins(power, grey.shape[1], 120, 1), 200, noise)
+    rings = Spectrum(power, grey.shape[1], 120, 1, 200, noise)
     plain, best = rings.best(each(width=np.arange(0, 6.01, 0.1)))
     # smaller discs look like Gaussians
     _, near = rings.best(each(np.arange(1.5, 12.01, 0.25), (0, 0.4, 0.8, 1.2)), 4)
-    around = each(
-        np.arange(max(near.radius - 0.2, 1.5), near.radius + 0.21, 0.05),
-        np.arange(max(near.width - 0.3, 0), near.width + 0.31, 0.1),
-    )
-    cost, disc = rings.best(around)
-    if is_believed(disc, cost, plain, rings):
+    radii = np.arange(max(near.radius - 0.2, 1.5), near.radius + 0.21, 0.05)
+    cost, disc = rings.best(each(radii, np.arange(max(near.width - 0.3, 0), near.width + 0.31, 0.1)))
+    if is_better(disc, cost, plain, rings):
         best = disc
 
-    sectors = Spectrum(mean_over_bins(power, grey.shape[1], 60, 18), 12, noise)
+    sectors = Spectrum(power, grey.shape[1], 60, 18, 12, noise)
     still, _ = sectors.best([best, disc], 3.5)
-    # dark stripes lie 1/length apart, so that short lines need small steps
+    # dark stripes are 1/length apart, so short lines need small steps
     lengths = np.round(np.append(1 / np.arange(1 / 12, 1 / 4.9, 1 / 120), np.arange(13, 32, 2)), 1)
     _, near = sectors.best(each(width=(0, 0.8), length=lengths, angle=np.arange(0, 180, 10)), 8)
-    around = each(
-        width=np.arange(0, 1.21, 0.3),
-        length=np.round(near.length + np.arange(-2, 3) * min(0.5, near.length**2 / 240), 1),
-        angle=np.arange(near.angle - 8, near.angle + 9, 4) % 180,
-    )
-    cost, motion = sectors.best(around, 3.5)
-    return motion if is_believed(motion, cost, still, sectors) else best
+    lengths = np.round(near.length + np.arange(-2, 3) * min(0.5, near.length**2 / 240), 1)
+    angles = np.arange(near.angle - 8, near.angle + 9, 4) % 180
+    cost, motion = sectors.best(each(width=np.arange(0, 1.21, 0.3), length=lengths, angle=angles), 3.5)
+    return motion if is_better(motion, cost, still, sectors) else best
 
 
 def is_possible(picture: Picture, operator: Operator, sigma: float) -> bool:
-    """Whether a picture can have been blurred by the operator, with noise σ_y, as far as its middle tells."""
+    """Returns whether the operator, with noise σ_y, may have blurred a picture, judging by its middle."""
     side = 256
     top, left = (max(0, (length - side) // 2) for length in picture.size)
     y = to_internal(picture.window(top, left, side, side))[None]
     sigma = max(sigma, ROUNDING_8_BIT)
-    limit = 0.006 + 1.4 * sigma  # of photographs blurred as said, in 8 bits or as JPEG, few come near it
-    return misfit(y, Problem(operator, sigma)) <= limit
+    # few photographs that were blurred like this, in 8 bits or as JPEG, come near this limit
+    return misfit(y, Problem(operator, sigma)) <= 0.006 + 1.4 * sigma
 
 
 def each(
-    radius: Iterable[float] = (0.0,),
-    width: Iterable[float] = (0.0,),
-    length: Iterable[float] = (0.0,),
-    angle: Iterable[float] = (0.0,),
+    radius: Numbers = (0.0,), width: Numbers = (0.0,), length: Numbers = (0.0,), angle: Numbers = (0.0,)
 ) -> list[BlurEstimate]:
-    """All combinations."""
-    return [
-        BlurEstimate(*(round(float(value), 2) for value in values))
-        for values in product(radius, width, length, angle)
-    ]
+    """Returns all combinations."""
+    combinations = product(radius, width, length, angle)
+    return [BlurEstimate(*(round(float(value), 2) for value in values)) for values in combinations]
 
 
-class Bins(NamedTuple):
-    """Means of a spectrum over bins of equal frequency and direction, (directions, frequencies)."""
+def mean_over_bins(power: Array, width: int, rings: int, sectors: int) -> tuple[Array, Array, Array]:
+    """Returns the means of a spectrum, as `rfft2` computes it of pictures of this width, over bins of equal direction
+    and frequency, (sectors, rings / 2 + 1). There are `rings` bins to a cycle per pixel, used from 0.02 to 0.5.
 
-    power: Array
-    frequency: Array  # cycles per pixel
-    size: Array  # how many frequencies are in the bin; 0 where there is none
-
-
-def mean_over_bins(power: Array, width: int, rings: int, sectors: int) -> Bins:
-    """Of a spectrum as `rfft2` makes it of pictures of this width; `rings` to a cycle per pixel, from 0.02 to 0.5."""
+    Also returns the frequencies, in cycles per pixel, and how many are in each bin (0 in unused ones).
+    """
     down, right = np.fft.fftfreq(power.shape[0])[:, None], np.fft.rfftfreq(width)
     frequency = np.hypot(down, right)
     used = (frequency >= 0.02) & (frequency <= 0.5)
@@ -226,45 +203,39 @@ def mean_over_bins(power: Array, width: int, rings: int, sectors: int) -> Bins:
         (np.bincount(bin, values[used], minlength=len(size)) / np.maximum(size, 1)).reshape(shape)
         for values in (power, frequency)
     )
-    return Bins(power, frequency, size.astype(np.float64).reshape(shape))
+    return power, frequency, size.astype(np.float64).reshape(shape)
 
 
-@dataclass(frozen=True)
 class Spectrum:
-    """What is known of a picture's power, and how probable a blur makes it.
+    """The power of a picture in bins, and the cost of a blur that may explain it.
 
-    The power of a photograph's frequencies ω falls as ω^−b, with b about 2.4, from an amplitude that may differ between
-    directions; a Gaussian of width s multiplies it by exp(−s²ω²), a disc and a line by their own spectra with their dark
-    rings and stripes, and noise adds the same to all. The cost of a blur is Whittle's: minus the logarithm of the
-    likelihood.
+    The power of a photograph falls with the frequency ω as ω^−b, with b about 2.4, from an amplitude that may differ
+    between directions. A Gaussian of width s multiplies it by exp(−s²ω²), a disc and a line by their own spectra with
+    their dark rings and stripes, and noise adds the same to all. The cost of a blur is Whittle's: minus the logarithm
+    of the likelihood. A bin weighs at most `most`, because many frequencies are no better known than the law holds.
     """
 
-    bins: Bins
-    most: float  # weight of a bin: many frequencies are no better known than the law holds
-    noise: float
+    def __init__(self, power: Array, width: int, rings: int, sectors: int, most: float, noise: float) -> None:
+        self.power, frequency, size = mean_over_bins(power, width, rings, sectors)
+        self.omega = np.where(size > 0, 2 * np.pi * frequency, 1)
+        self.weight, self.noise = np.minimum(size, most), noise
+        self.rings, self.sectors = rings, sectors
 
-    @property
-    def weight(self) -> Array:
-        return np.minimum(self.bins.size, self.most)
-
-    def least(self) -> float:
-        """The cost if all were explained."""
-        return float((self.weight * (np.log(np.maximum(self.bins.power, 1e-20)) + 1)).sum())
+    def least_cost(self) -> float:
+        """Returns the cost of a perfect explanation."""
+        return float((self.weight * (np.log(np.maximum(self.power, 1e-20)) + 1)).sum())
 
     def best(self, blurs: Iterable[BlurEstimate], coarseness: float = 1) -> tuple[float, BlurEstimate]:
-        """The blur of the least cost, and its cost; photographs' laws are tried in finer or coarser steps."""
-        omega = np.where(self.bins.size > 0, 2 * np.pi * self.bins.frequency, 1)
+        """Returns the least cost and its blur. `coarseness` scales the steps of the slope and the amplitude."""
         slope = np.arange(1.6, 3.61, 0.1 * coarseness)[:, None, None, None]
         amplitude = np.exp(np.arange(-16, 3, 0.1 * coarseness))[:, None]
-        photograph = amplitude * omega[:, None] ** -slope  # slopes, directions, amplitudes, frequencies
+        photograph = amplitude * self.omega[:, None] ** -slope  # slopes, directions, amplitudes, frequencies
         improbable = 10 * ((slope[:, 0, 0, 0] - 2.4) / 0.35) ** 2
-        weight, power = self.weight[:, None], self.bins.power[:, None]
-        sectors, rings = len(omega), 2 * (omega.shape[1] - 1)
+        weight, power = self.weight[:, None], self.power[:, None]
 
         def cost(blur: BlurEstimate) -> float:
-            passed = np.exp(-((blur.width * omega) ** 2)) * passed_power(
-                *(blur.radius, blur.length, blur.angle, rings, sectors)
-            )
+            shape = passed_power(blur.radius, blur.length, blur.angle, self.rings, self.sectors)
+            passed = np.exp(-((blur.width * self.omega) ** 2)) * shape
             expected = photograph * passed[:, None] + self.noise
             each_law = (weight * (np.log(expected) + power / expected)).sum(3).min(2).sum(1)
             return float((each_law + improbable).min())
@@ -274,12 +245,12 @@ class Spectrum:
 
 @lru_cache(maxsize=4096)
 def passed_power(radius: float, length: float, angle: float, rings: int, sectors: int) -> Array:
-    """What a disc or a line leaves of each bin's power."""
+    """Returns the share of each bin's power that a disc or a line leaves."""
     if not radius and not length:
         return np.ones((sectors, rings // 2 + 1))
     kernel = disc_kernel(radius) if radius else motion_kernel(length, angle)
     side = 240
-    return mean_over_bins(np.abs(np.fft.rfft2(kernel.numpy(), (side, side))) ** 2, side, rings, sectors).power
+    return mean_over_bins(np.abs(np.fft.rfft2(kernel.numpy(), (side, side))) ** 2, side, rings, sectors)[0]
 
 
 class Diagnosis(NamedTuple):
@@ -287,13 +258,13 @@ class Diagnosis(NamedTuple):
 
     holes: bool  # some of it is transparent
     quality: int | None  # of its JPEG file
-    sigma: float | None  # of its noise; None where too little is known to tell
-    noisy: bool  # more than its own detail can explain
-    blur: BlurEstimate | None  # where there is one to speak of
+    sigma: float | None  # of its noise; None if too few pixels are known
+    noisy: bool  # it has more noise than its own detail can explain
+    blur: BlurEstimate | None  # None if it looks sharp
 
     @property
     def task(self) -> str | None:
-        """The task that undoes the worst of it; None where there is nothing to undo, but perhaps a small size."""
+        """The task that undoes the worst of it; None if nothing is wrong, except perhaps a small size."""
         if self.holes:
             return "inpaint"
         quality = 100 if self.quality is None else self.quality
@@ -305,14 +276,14 @@ class Diagnosis(NamedTuple):
 
     @property
     def task_sigma(self) -> float:
-        """The noise to reckon with in that task."""
-        exact = self.task is None or task_family(self.task) in ("inpaint", "jpeg")
+        """The noise to assume in that task."""
+        exact = self.task is None or Task.parse(self.task).family in ("inpaint", "jpeg")
         return 0.0 if exact or self.sigma is None else self.sigma
 
 
 def diagnose(picture: Picture) -> Diagnosis:
-    """Look at a picture for holes, the marks of JPEG, blur and noise."""
-    settings = settings_of(picture)
+    """Detects holes, JPEG artefacts, blur and noise in a picture."""
+    settings = jpeg_settings(picture.path)
     try:
         level = detail_of(picture)
         sigma, noisy = noise_of(level, settings, 1 if picture.grey else 3), level >= NOTICEABLE
@@ -320,7 +291,7 @@ def diagnose(picture: Picture) -> Diagnosis:
         sigma, noisy = None, False
     try:
         blur = estimate_blur(picture, with_jpeg_noise(picture, sigma or 0.0))
-    except UserError:  # too small to tell
+    except UserError:  # the picture is too small
         blur = BlurEstimate()
     blurred = blur.spread >= BLURRED * (1 + 10 * (sigma or 0.0))  # noise hides detail as a blur does
     holes = picture.mask is not None and not bool(picture.mask.all())
@@ -328,9 +299,65 @@ def diagnose(picture: Picture) -> Diagnosis:
 
 
 def with_jpeg_noise(picture: Picture, sigma_y: float) -> float:
-    """The noise to reckon with where undoing a blur or a loss of size would make JPEG's errors many times larger.
-
-    They lie together around edges, which is worse than the even noise that networks know: twice their size gives
-    the best pictures.
-    """
+    """Returns the noise to assume if undoing a blur or a loss of size would amplify the errors of JPEG. They gather
+    around edges, which is worse than the even noise of training: twice their size gives the best pictures."""
     return max(sigma_y, 2 * jpeg_noise(picture))
+
+
+def jpeg_task(picture: Picture) -> str:
+    """Returns the task of the quality that a picture's file states."""
+    if picture.path is None:
+        raise UserError("the task jpeg reads the quality from a file; name it, as in jpeg10")
+    quality = jpeg_quality(picture.path)
+    if quality >= FINE_JPEG:
+        logger.warning(
+            "%s states quality %d, at which there is little to restore; if it was compressed more before it was saved "
+            "like this, name that quality, as in jpeg30",
+            *(picture.path, quality),
+        )
+    return f"jpeg{quality}"
+
+
+def deblur_task(picture: Picture, sigma_y: float) -> str:
+    """Returns the task of the blur that is estimated from a picture."""
+    blur = estimate_blur(picture, with_jpeg_noise(picture, sigma_y))
+    if blur.spread < SHARP:
+        name = picture.path or "the picture"
+        logger.warning(
+            "%s looks sharp, so there is little to undo; if you know the blur, name it, as in gauss1.5", name
+        )
+    return blur.task if blur.spread >= 0.5 else "gauss0.5"
+
+
+def continues_beyond(picture: Picture, problem: Problem) -> bool:
+    """Returns whether a picture was blurred together with the scene beyond its border, as photographs are and an
+    operator's measurements are not."""
+    blur = problem.operator
+    assert isinstance(blur, Blur)
+    height, width = (min(256, length) for length in picture.size)  # two corners are enough
+    corners = [
+        picture.window(0, 0, height, width),
+        picture.window(picture.size[0] - height, picture.size[1] - width, height, width).flip(-2, -1),
+    ]
+    y, sigma = to_internal(torch.stack(corners)), float(problem.sigma_y)
+    if picture.in_8_bits:
+        y, sigma = blur.unround(y), max(sigma, ROUNDING_8_BIT)
+    with torch.no_grad():
+        return not is_reflected(y, blur, internal_sigma(sigma), reach_of(blur, min(height, width)))
+
+
+def warn_of_misfit(picture: Picture, problem: Problem) -> None:
+    """Warns if a picture cannot have been blurred as the task says, because the result would ring."""
+    operator, sigma = problem.operator, float(problem.sigma_y)
+    if min(picture.size) < 64 or is_possible(picture, operator, sigma):
+        return
+    advice = "another blur"
+    if isinstance(operator, GaussianBlur):
+        weaker = (step / 4 for step in range(math.ceil(4 * operator.sigma) - 1, 1, -1))
+        fitting = next((w for w in weaker if is_possible(picture, GaussianBlur(w, operator.size), sigma)), None)
+        advice = f"gauss{fitting:g} or less" if fitting else "another task"
+    logger.warning(
+        "%s is sharper or noisier than %s with sigma %.2g would leave it, so the result may ring; "
+        "try %s, or a larger sigma",
+        *(picture.path or "the picture", problem.name, problem.sigma_y, advice),
+    )

@@ -1,9 +1,7 @@
-"""The fast path: the same prior and network, made ready for one device.
+"""Networks prepared for one device.
 
-On CUDA: half precision where it agrees with float32, channels last, torch.compile with a cache on disk, CUDA
-graphs for small batches, and a batch chosen for the card's memory. On the CPU: float32, channels last, 3×3
-convolutions by Winograd's way, and the time's scale and shift folded into the normalisation. What comes back
-is called as before (`Prior.predict`, `DataConsistency`).
+On CUDA: half precision where it agrees with float32, channels last, torch.compile with a cache on disk, CUDA graphs
+for small batches, and a batch size chosen for the card's memory. On the CPU: Winograd's 3×3 convolutions in float32.
 """
 
 import copy
@@ -11,36 +9,61 @@ import logging
 import math
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddc.consistency import CHANNELS, DataConsistency
+from ddc.consistency import DataConsistency
+from ddc.downloads import cache_folder
 from ddc.errors import UserError
 from ddc.images import to_unit
 from ddc.networks import ResidualBlock, run_unet, unet_size_multiple, write_out_norms
 from ddc.noise import Noise
 from ddc.priors import Prior
-from ddc.winograd import WinogradConv2d
+from ddc.problems import make_problem
+from ddc.solvers.base import Run
+from ddc.solvers.ddc import DDC
+from ddc.solvers.unconditional import Unconditional
 
 logger = logging.getLogger("ddc")
 
 DType = Literal["auto", "float16", "bfloat16", "float32"]
 AGREEMENT = {torch.float16: 50.0, torch.bfloat16: 40.0}  # dB against float32 that a precision must reach
-LARGEST_BATCH = 16  # beyond it the chip is busy and little but memory grows
-PATIENCE = 1000  # calls of a network that take about as long as to compile it: 200 restorations of a batch
-CUDA_GRAPH_BATCH = 4  # up to here launching kernels costs more than running them
+LARGEST_BATCH = 16  # a larger batch only needs more memory, because the chip is busy
+PATIENCE = 1000  # network calls that take about as long as compiling: 200 restorations of a batch
+CUDA_GRAPH_BATCH = 4  # up to this batch size, launching kernels costs more than running them
+TRAINED_SIZE = 256  # pixels; the networks are trained on crops of this side, and compiled for it on CUDA
+CPU_TILE = 512  # nothing is compiled on the CPU, and fewer tile borders are faster and better
 
 
-@dataclass(frozen=True)
-class FastModels:
-    """What `accelerate_models` made, and how."""
+def pick_device(name: str | torch.device) -> torch.device:
+    """A device that works, by name; "auto" is CUDA (one for each process of a launcher), else MPS, else the CPU."""
+    if str(name) in ("auto", "cuda") and torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if str(name) == "auto":
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch raises any of these
+        raise UserError(f"the device {str(name)!r} is not available; expected auto, cpu, cuda, cuda:1 or mps") from None
+    return device
+
+
+def default_tile(device: torch.device) -> int:
+    """The side of a tile, if none was chosen."""
+    return CPU_TILE if device.type == "cpu" else TRAINED_SIZE
+
+
+class FastModels(NamedTuple):
+    """The result of `accelerate_models`."""
 
     prior: Prior
     network: DataConsistency | None
@@ -60,13 +83,13 @@ def accelerate_models(
     batch: int | None = None,
     size: int = 256,
 ) -> FastModels:
-    """Copies of the prior and the network, ready for `device`.
+    """Copies of the prior and the network, prepared for `device`.
 
-    dtype: "auto" takes the fastest precision that agrees with float32 (on CUDA; elsewhere it is float32)
-    compile: None is yes on CUDA, where it can be done and once there was work enough that it will pay; True is at
-        once; the CPU gains too little from it and refuses
+    dtype: "auto" is the fastest precision that agrees with float32 (on CUDA; elsewhere it is float32)
+    compile: None compiles on CUDA after so many calls that it pays, if a compiler is available; True compiles at
+        once; on the CPU compiling gains too little and is refused
     autotune: let the compiler search for faster kernels, which takes minutes more
-    batch: pictures at once; None chooses by the card's memory (1 where there is no card)
+    batch: pictures at once; None chooses by the card's memory (1 without a card)
     size: the height and width that compiled networks are made for; other sizes run uncompiled
     """
     device = torch.device(device)
@@ -75,15 +98,13 @@ def accelerate_models(
             raise UserError(f"the fast path of {device.type} works in float32; {dtype} needs a CUDA device")
         if compile or autotune:
             raise UserError(f"the fast path compiles for CUDA devices, not for {device.type}; leave that out")
-    if device.type == "cpu":
-        torch.set_num_threads(cpu_threads())
-        return FastModels(*rewrap(prior, network, CpuUNet), torch.float32, batch or 1, False)
-    if device.type != "cuda":
-        moved = copy.deepcopy(network).to(device) if network is not None else None
-        return FastModels(copy.deepcopy(prior).to(device), moved, torch.float32, batch or 1, False)
+        if device.type == "cpu":
+            torch.set_num_threads(cpu_threads())
+        wrap = cpu_unet if device.type == "cpu" else lambda unet: copy.deepcopy(unet).to(device)
+        return FastModels(*rewrap(prior, network, wrap), torch.float32, batch or 1, False)
 
     chosen = choose_dtype(prior, network, device, size) if dtype == "auto" else getattr(torch, dtype)
-    fast = rewrap(prior, network, partial(CudaUNet, device=device, dtype=chosen, size=size))
+    fast = rewrap(prior, network, partial(FastUNet, device=device, dtype=chosen, size=size))
     batch = batch or choose_batch(*fast, device, size)
     patience = PATIENCE if compile is None else 0
     if compile is None:
@@ -93,90 +114,54 @@ def accelerate_models(
     if compile:
         prepare_compiler()
         for part in fast:
-            if part is not None and isinstance(part.unet, CudaUNet):
+            if part is not None and isinstance(part.unet, FastUNet):
                 part.unet.sizes = tuple(sorted({1, batch}))
                 part.unet.autotune, part.unet.patience = autotune, patience
     return FastModels(*fast, chosen, batch, compile)
 
 
-class CpuUNet(nn.Module):
-    """A U-Net for the CPU. Gradients still flow, then through plain convolutions."""
+def cpu_unet(unet: nn.Module) -> nn.Module:
+    """A copy of a U-Net with faster convolutions, in channels last. Gradients take the plain convolutions.
 
-    def __init__(self, unet: nn.Module) -> None:
-        super().__init__()
-        self.config = unet.config
-        self.size_multiple = unet_size_multiple(unet)
-        # the parameters are shared with the network given: Winograd's kernels take memory enough
-        shared = {id(p): p for p in unet.parameters() if (p.device.type, p.dtype) == ("cpu", torch.float32)}
-        self.module = _replaced(copy.deepcopy(unet, shared).cpu().float()).eval()
-
-    def forward(self, x: Tensor, times: Tensor) -> Tensor:
-        return run_unet(self.module, x.contiguous(memory_format=torch.channels_last), times)
-
-
-def _channels_last(module: nn.Module) -> nn.Module:
-    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    Its parameters are shared with the given network, because Winograd's kernels need memory of their own.
+    """
+    shared = {id(p): p for p in unet.parameters() if (p.device.type, p.dtype) == ("cpu", torch.float32)}
+    fast = with_winograd(copy.deepcopy(unet, shared).cpu().float()).eval()
+    for block in fast.modules():
+        if isinstance(block, ResidualBlock):
+            block.folded = True
+    fast.channels_last = True  # type: ignore[assignment]
+    return fast
 
 
-def _replaced(module: nn.Module) -> nn.Module:
-    """The module with everything in it that has a faster twin replaced by that."""
-    if WinogradConv2d.takes(module):
-        return WinogradConv2d(module)  # type: ignore[arg-type]
-    for name, child in module.named_children():
-        setattr(module, name, _replaced(child))
-    return FoldedBlock(module) if isinstance(module, ResidualBlock) else module
+class FastUNet(nn.Module):
+    """A U-Net for a GPU and one precision, channels last.
 
-
-class FoldedBlock(nn.Module):
-    """A residual block with fewer passes over memory.
-
-    Where all images are at one time, its scale and shift are the normalisation's own weight and bias.
+    It can be compiled for the batch sizes in `sizes` and pictures of `size`, after `patience` calls.
     """
 
-    def __init__(self, block: ResidualBlock) -> None:
-        super().__init__()
-        self.norm1, self.conv1, self.time = block.norm1, block.conv1, block.time
-        self.norm2, self.conv2 = block.norm2, block.conv2
-
-    def forward(self, x: Tensor, emb: Tensor) -> Tensor:
-        grad = (
-            torch.is_grad_enabled() and x.requires_grad
-        )  # what is changed in place cannot be differentiated
-        scale, shift = self.time(emb).chunk(2, dim=1)
-        h = self.conv1(F.silu(self.norm1(x), inplace=not grad))
-        if emb.shape[0] == 1:
-            weight = self.norm2.weight * (1 + scale[0])
-            bias = self.norm2.bias * (1 + scale[0]) + shift[0]
-            h = F.group_norm(h, self.norm2.num_groups, weight, bias, self.norm2.eps)
-        else:
-            h = self.norm2(h) * (1 + scale[:, :, None, None]) + shift[:, :, None, None]
-        h = self.conv2(F.silu(h, inplace=not grad))
-        return x + h if grad else h.add_(x)
-
-
-class CudaUNet(nn.Module):
-    """A U-Net in one precision, channels last; compiled for the batch sizes in `sizes` and pictures of `size`, after
-    `patience` calls."""
-
-    def __init__(self, unet: nn.Module, device: torch.device, dtype: torch.dtype, size: int) -> None:
+    def __init__(
+        self, unet: nn.Module, device: torch.device, dtype: torch.dtype = torch.float32, size: int = TRAINED_SIZE
+    ) -> None:
         super().__init__()
         self.config = unet.config
         self.size_multiple = unet_size_multiple(unet)
         self.dtype, self.size = dtype, size
         self.sizes: tuple[int, ...] = ()
         self.autotune, self.patience = False, 0
+        self._compiled: dict[tuple[int, bool], Callable[[Tensor, Tensor], Tensor]] = {}
         module = copy.deepcopy(unet).to(device=device, dtype=dtype).eval().requires_grad_(False)
-        self.module = _channels_last(write_out_norms(module))
-        self._compiled: dict[int, Callable[[Tensor, Tensor], Tensor]] = {}
+        self.module = write_out_norms(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor, times: Tensor) -> Tensor:
         x = x.to(self.dtype).contiguous(memory_format=torch.channels_last)
-        grad = torch.is_grad_enabled() and x.requires_grad
-        if grad or not self.sizes or tuple(x.shape[-2:]) != (self.size, self.size):
+        if not self.sizes or tuple(x.shape[-2:]) != (self.size, self.size):
             return run_unet(self.module, x, times)
-        if self.patience > 0:  # a few pictures are restored before their code would be compiled
+        if self.patience > 0:  # a few pictures are restored before compiling pays
             self.patience -= 1
             return run_unet(self.module, x, times)
+        if torch.is_grad_enabled() and x.requires_grad:
+            return self._call(len(x), grad=True)(x, times)
         times = times.expand(len(x))
         parts = []
         for start, stop, size in chunks(len(x), self.sizes):
@@ -188,11 +173,12 @@ class CudaUNet(nn.Module):
             parts.append(self._call(size)(part, at.contiguous())[: stop - start])
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _call(self, size: int) -> Callable[[Tensor, Tensor], Tensor]:
-        if size not in self._compiled:
-            # from here on there is work enough for a search among convolutions, which takes seconds for each size
+    def _call(self, size: int, grad: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+        """The network compiled for batches of this size."""
+        if (size, grad) not in self._compiled:
+            # from here on there is enough work to pay for a search among convolutions, seconds for each size
             torch.backends.cudnn.benchmark = True
-            graphs = size <= CUDA_GRAPH_BATCH
+            graphs = size <= CUDA_GRAPH_BATCH and not grad
             if self.autotune:
                 mode = "max-autotune" if graphs else "max-autotune-no-cudagraphs"
             else:
@@ -206,8 +192,8 @@ class CudaUNet(nn.Module):
                     out = compiled(x, times)
                     return out.clone() if graphs else out  # the graph's own memory is written again next time
 
-            self._compiled[size] = call
-        return self._compiled[size]
+            self._compiled[size, grad] = compiled if grad else call
+        return self._compiled[size, grad]
 
 
 def chunks(n: int, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -225,22 +211,20 @@ def chunks(n: int, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         start = stop
 
 
-def choose_dtype(
-    prior: Prior, network: DataConsistency | None, device: torch.device, size: int = 256
-) -> torch.dtype:
+def choose_dtype(prior: Prior, network: DataConsistency | None, device: torch.device, size: int = 256) -> torch.dtype:
     """The fastest precision whose pictures agree with float32's: float16, else bfloat16, else float32."""
+
+    def picture(dtype: torch.dtype) -> Tensor:
+        make = partial(FastUNet, device=device, dtype=dtype, size=size)
+        return probe(*rewrap(prior, network, make), device, size)
+
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        truth = probe(
-            *rewrap(prior, network, lambda u: CudaUNet(u, device, torch.float32, size)), device, size
-        )
+        truth = picture(torch.float32)
     for dtype, wanted in AGREEMENT.items():
-        make = partial(CudaUNet, device=device, dtype=dtype, size=size)
-        picture = probe(*rewrap(prior, network, make), device, size)
-        reached = agreement(picture, truth)
+        reached = agreement(picture(dtype), truth)
+        logger.info("%s agrees with float32 to %.1f dB, of %.0f that it needs", dtype, reached, wanted)
         if reached >= wanted:
-            logger.info("%s agrees with float32 to %.1f dB", dtype, reached)
             return dtype
-        logger.info("%s reaches only %.1f dB of the %.0f wanted against float32", dtype, reached, wanted)
     return torch.float32
 
 
@@ -249,19 +233,14 @@ def probe(prior: Prior, network: DataConsistency | None, device: torch.device, s
     """The picture of a short run on a made-up measurement, to compare precisions with."""
     noise = Noise([0], device=device)
     soft = F.interpolate(noise.normal((1, 3, 8, 8)), size=(size, size), mode="bicubic").clamp(-1, 1)
-    x = noise.normal((1, 3, size, size))
-    for t, s in prior.schedule.pairs(5):
-        prediction = prior.predict(x, t)
-        x0 = prediction.x0
-        if network is not None:
-            known = torch.cat([soft[:, : CHANNELS[name]] for name in network.inputs], dim=1)
-            x0 = x0 - network(known, x0, t)
-        x = prior.schedule.posterior(x, x0, t, s, noise.normal(x.shape), prediction.v)
-    return x
+    problem = make_problem("denoise", 0.05)
+    if network is None:
+        return Unconditional(steps=5).solve(Run(soft, problem, prior, noise))
+    return DDC().solve(Run(soft, problem, prior, noise, network=network))
 
 
 def agreement(a: Tensor, b: Tensor) -> float:
-    """PSNR in dB between two pictures in [-1, 1]; not a number counts as no agreement."""
+    """PSNR in dB between two pictures in [-1, 1]; NaN counts as no agreement."""
     error = float((to_unit(a.float()) - to_unit(b.float())).square().mean())
     return 10 * math.log10(1 / max(error, 1e-20)) if math.isfinite(error) else -math.inf
 
@@ -306,8 +285,7 @@ def can_compile() -> bool:
 
 def prepare_compiler() -> None:
     """Let compiled code outlive the process, in the user's cache, and let both networks have several sizes."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home / "ddc" / "compiled"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     import torch._dynamo
 
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
@@ -316,9 +294,170 @@ def prepare_compiler() -> None:
 def rewrap(
     prior: Prior, network: DataConsistency | None, wrap: Callable[[nn.Module], nn.Module]
 ) -> tuple[Prior, DataConsistency | None]:
-    """The prior and the network around other U-Nets."""
-    settings = (prior.schedule, prior.prediction_type, prior.clamp, prior.scheduler_config)
-    fast_prior = Prior(wrap(prior.unet), *settings).eval()
-    if network is None:
-        return fast_prior, None
-    return fast_prior, DataConsistency(wrap(network.unet), network.inputs, network.residual).eval()
+    """The prior and the network with other U-Nets; everything else is shared."""
+
+    def with_unet(part: Any) -> Any:
+        clone = copy.copy(part)
+        clone._modules = {**part._modules, "unet": wrap(part.unet)}
+        return clone.eval()
+
+    return with_unet(prior), None if network is None else with_unet(network)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# 3×3 convolutions on the CPU with a quarter of the multiplications
+#
+# Winograd's F(4×4, 3×3), as in Lavin and Gray (1509.09308): 6×6 windows of the picture, four pixels apart, and the
+# kernel are each transformed to 36 numbers; multiplying these gives a 4×4 patch of the result, after another
+# transform. The channels are summed by 36 matrix products, so that it runs at the speed of the BLAS. In float32 the
+# result differs from direct convolution by about 1e-5 of its size.
+
+# the transforms for the interpolation points 0, ±1, ±2, ∞
+INPUT = torch.tensor(
+    [
+        [4.0, 0, -5, 0, 1, 0],
+        [0, -4, -4, 1, 1, 0],
+        [0, 4, -4, -1, 1, 0],
+        [0, -2, -1, 2, 1, 0],
+        [0, 2, -1, -2, 1, 0],
+        [0, 4, 0, -5, 0, 1],
+    ]
+)
+KERNEL = torch.tensor(
+    [[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]], dtype=torch.float64
+).div(24)
+OUTPUT = torch.tensor([[1.0, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]])
+
+MIN_PATCHES = 16  # with fewer 4×4 patches, reading the transformed kernel costs more than it saves
+ONES = 7  # of the 36 products, the one that is added to every pixel of a patch (the point 1, 1)
+STRIP_PATCHES = 128  # patches worked on at once: their transforms stay in the cache
+
+_memory = threading.local()
+
+
+def with_winograd(module: nn.Module) -> nn.Module:
+    """The module with its convolutions replaced where Winograd's algorithm is faster."""
+    if WinogradConv2d.takes(module):
+        return WinogradConv2d(module)  # type: ignore[arg-type]
+    for name, child in module.named_children():
+        setattr(module, name, with_winograd(child))
+    return module
+
+
+class WinogradConv2d(nn.Module):
+    """A 3×3 convolution of stride 1 and padding 1; where Winograd's way cannot be taken, the plain one is."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = conv.weight, conv.bias
+        self._kernel: Tensor | None = None  # (36, in, out), made when first needed
+
+    @staticmethod
+    def takes(module: nn.Module) -> bool:
+        return (
+            isinstance(module, nn.Conv2d)
+            and (module.kernel_size, module.stride, module.padding) == ((3, 3), (1, 1), (1, 1))
+            and (module.dilation, module.groups, module.padding_mode) == ((1, 1), 1, "zeros")
+            and min(module.in_channels, module.out_channels) >= 32
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        tiles = x.shape[0] * -(-x.shape[-2] // 4) * -(-x.shape[-1] // 4)
+        plain = x.device.type != "cpu" or x.dtype != torch.float32 or tiles < MIN_PATCHES
+        if plain or (torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)):
+            return F.conv2d(x, self.weight, self.bias, padding=1)
+        if self._kernel is None:
+            self._kernel = transform_kernel(self.weight)
+        return winograd(x, self._kernel, self.bias)
+
+
+def transform_kernel(weight: Tensor) -> Tensor:
+    """(out, in, 3, 3) → (36, in, out)."""
+    with torch.inference_mode(False), torch.no_grad():
+        kernel = torch.einsum("ai,bj,ocij->abco", KERNEL, KERNEL, weight.double())
+        return kernel.reshape(36, weight.shape[1], weight.shape[0]).float().contiguous()
+
+
+def winograd(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+    """x (B, C, H, W) → (B, K, H, W), channels last, with a kernel from `transform_kernel`."""
+    batch, channels, height, width = x.shape
+    outputs = kernel.shape[2]
+    rows, cols = -(-height // 4), -(-width // 4)  # of 4×4 patches
+    padded = _buffer("padded", batch, 4 * rows + 2, 4 * cols + 2, channels)
+    padded[:, 0].zero_(), padded[:, height + 1 :].zero_()
+    padded[:, :, 0].zero_(), padded[:, :, width + 1 :].zero_()
+    padded[:, 1 : height + 1, 1 : width + 1].copy_(x.permute(0, 2, 3, 1))
+    per_image, per_row, per_col, _ = padded.stride()
+    result = torch.empty(batch, rows, 4, cols, 4, outputs)
+
+    def work(top: int, n: int) -> None:
+        """Rows top … top + n of patches."""
+        tiles = batch * n * cols
+        windows = padded.as_strided(
+            (6, 6, batch, n, cols, channels),
+            (per_row, per_col, per_image, 4 * per_row, 4 * per_col, 1),
+            padded.storage_offset() + top * 4 * per_row,
+        )
+        # each transform is done along the rows of the windows, then along their columns
+        gathered = _buffer("a", 6, 6, batch, n, cols, channels).copy_(windows)
+        half = torch.mm(INPUT, gathered.view(6, -1), out=_buffer("b", 6, 6 * tiles * channels)).view(6, 6, -1)
+        transformed = torch.bmm(INPUT.expand(6, 6, 6), half, out=_buffer("a", 6, 6, tiles * channels))
+        product = torch.bmm(transformed.view(36, tiles, channels), kernel, out=_buffer("b", 36, tiles, outputs))
+        if bias is not None:
+            product[ONES] += bias
+        half = torch.mm(OUTPUT, product.view(6, -1), out=_buffer("a", 4, 6 * tiles * outputs)).view(4, 6, -1)
+        patches = torch.bmm(OUTPUT.expand(4, 4, 6), half, out=_buffer("c", 4, 4, tiles * outputs))
+        result[:, top : top + n].copy_(patches.view(4, 4, batch, n, cols, outputs).permute(2, 3, 0, 4, 1, 5))
+
+    threads = torch.get_num_threads()
+    strip = max(1, min(STRIP_PATCHES // (batch * cols), -(-rows // threads)))  # rows of patches at once
+    _in_threads(work, [(top, min(strip, rows - top)) for top in range(0, rows, strip)], threads)
+    image = result.view(batch, 4 * rows, 4 * cols, outputs)[:, :height, :width]
+    return image.permute(0, 3, 1, 2)
+
+
+def _in_threads(work: Callable[[int, int], None], jobs: list[tuple[int, int]], threads: int) -> None:
+    """Do all jobs, each by one thread: the threads meet once, and not at each of many small products."""
+    inference = torch.is_inference_mode_enabled()
+
+    def share(number: int) -> None:
+        with torch.inference_mode(inference), torch.no_grad():
+            for job in jobs[number::threads]:
+                work(*job)
+
+    if threads == 1 or len(jobs) == 1:
+        share(0)
+    else:
+        list(_helpers(threads).map(share, range(min(threads, len(jobs)))))
+
+
+@lru_cache(maxsize=1)
+def _helpers(count: int) -> ThreadPoolExecutor:
+    """Threads that each compute alone."""
+    pool = ThreadPoolExecutor(count, "winograd", initializer=_compute_alone)
+    started = threading.Barrier(count + 1)
+    for _ in range(count):
+        pool.submit(started.wait)
+    started.wait()
+    torch.set_num_threads(count)  # what the helpers set is also the default of every later thread
+    return pool
+
+
+def _compute_alone() -> None:
+    torch.get_num_threads()  # a thread takes over the process's number when it is first asked, so ask now
+    # GNU's OpenMP lets idle threads of torch's spin, on the cores that we need, unless there are more of them
+    # than cores: so each helper gets some of its own, which then sleep
+    torch.set_num_threads(2)
+    torch.ones(1 << 18).neg_()
+    torch.set_num_threads(1)
+
+
+def _buffer(name: str, *shape: int) -> Tensor:
+    """Memory that this thread uses again and again: fresh pages would cost as much as the arithmetic."""
+    size = math.prod(shape)
+    held: Tensor | None = getattr(_memory, name, None)
+    if held is None or held.numel() < size:
+        with torch.inference_mode(False):  # else it could not be written to outside of inference mode
+            held = torch.empty(size)
+        setattr(_memory, name, held)
+    return held[:size].view(shape)

@@ -1,8 +1,7 @@
-"""diffusers' UNet2DModel with what guided-diffusion's U-Net has beyond it.
+"""diffusers' UNet2DModel with the further options of guided-diffusion's U-Net.
 
-A converted checkpoint is a plain UNet2DModel wherever that class can say it. This one is for the rest: a
-number of heads instead of a width per head, and a first level that is not as wide as the time embedding
-(channel_mult 0.5, 1, … of the 512×512 models).
+A converted checkpoint is a plain UNet2DModel if possible. This class is for the others: a number of heads instead of a
+width per head, and a first level that is not as wide as the time embedding (channel_mult 0.5, 1, … at 512×512).
 """
 
 from typing import Any
@@ -23,9 +22,7 @@ class GuidedUNet(UNet2DModel):
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        self.register_to_config(
-            num_heads=num_heads, num_heads_upsample=num_heads_upsample, time_channels=time_channels
-        )
+        self.register_to_config(num_heads=num_heads, num_heads_upsample=num_heads_upsample, time_channels=time_channels)
         if time_channels is not None:
             self.time_proj = Timesteps(time_channels, flip_sin_to_cos=True, downscale_freq_shift=0)
             self.time_embedding = TimestepEmbedding(time_channels, settings["time_embedding_dim"])

@@ -1,19 +1,21 @@
 """The networks: a compact U-Net, and folders of weights in the diffusers convention.
 
-A folder holds `config.json` and safetensors (one file or shards). `_class_name` in the configuration
-chooses the class: `CompactUNet` here, or diffusers' `UNet2DModel`, which is what the paper's network and
-OpenAI's 256×256 prior are.
+A folder holds `config.json` and safetensors (one file or shards). `_class_name` in the configuration chooses the class:
+`CompactUNet` here, or diffusers' `UNet2DModel`, which is what the paper's network and OpenAI's 256×256 prior are.
 """
 
+import inspect
 import json
 import math
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -25,9 +27,8 @@ WEIGHTS = "diffusion_pytorch_model"
 class CompactUNet(nn.Module):
     """A U-Net on `patch_size`² pixel-unshuffled images, with attention at the lowest level only.
 
-    Convolutional elsewhere, so it takes any height and width (padded inside to a multiple of
-    `size_multiple`). `channels[i]` is the width of level i and `blocks[i]` the number of residual blocks
-    before and after it; the last level is the middle and has `blocks[-1]` of them.
+    Convolutional elsewhere, so it takes any height and width (padded inside to a multiple of `size_multiple`).
+    `channels[i]` is the width of level i, the last of which is the middle; the blocks are numbers of residual blocks.
     """
 
     def __init__(
@@ -41,45 +42,20 @@ class CompactUNet(nn.Module):
         head_dim: int = 64,
         groups: int = 32,
     ) -> None:
+        settings = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
-        if len(encoder_blocks) != len(channels) or len(decoder_blocks) != len(channels) - 1:
-            raise UserError(
-                f"a U-Net of {len(channels)} levels needs {len(channels)} encoder_blocks and "
-                f"{len(channels) - 1} decoder_blocks, not {len(encoder_blocks)} and {len(decoder_blocks)}"
-            )
-        uneven = [width for width in channels if width % groups]
-        if uneven:
-            raise UserError(
-                f"channels {uneven} are no multiples of groups ({groups}); choose widths that are"
-            )
-        if channels[-1] % max(channels[-1] // head_dim, 1):
-            raise UserError(
-                f"{channels[-1]} channels, the last of them, cannot be divided among {channels[-1] // head_dim} "
-                f"attention heads (head_dim {head_dim}); change either"
-            )
-        self.config: dict[str, Any] = {
-            "in_channels": in_channels,
-            "out_channels": out_channels,
-            "patch_size": patch_size,
-            "channels": list(channels),
-            "encoder_blocks": list(encoder_blocks),
-            "decoder_blocks": list(decoder_blocks),
-            "head_dim": head_dim,
-            "groups": groups,
-        }
+        _check_levels(channels, encoder_blocks, decoder_blocks, head_dim, groups)
+        self.config = {name: list(v) if isinstance(v, tuple) else v for name, v in settings.items()}
         self.patch_size = patch_size
         self.size_multiple = patch_size * 2 ** (len(channels) - 1)
-        time_dim = 4 * channels[0]
-        self.time_dim = channels[0]
+        self.time_dim, time_dim = channels[0], 4 * channels[0]
         self.checkpointing = False  # see set_checkpointing
-        self.time = nn.Sequential(nn.Linear(channels[0], time_dim), nn.SiLU(), nn.Linear(time_dim, time_dim))
+        self.time = nn.Sequential(nn.Linear(self.time_dim, time_dim), nn.SiLU(), nn.Linear(time_dim, time_dim))
         self.enter = nn.Conv2d(in_channels * patch_size**2, channels[0], 3, padding=1)
 
         self.down = nn.ModuleList()
         for level, width in enumerate(channels):
-            stage = nn.ModuleList(
-                [ResidualBlock(width, time_dim, groups) for _ in range(encoder_blocks[level])]
-            )
+            stage = nn.ModuleList([ResidualBlock(width, time_dim, groups) for _ in range(encoder_blocks[level])])
             if level == len(channels) - 1:
                 stage.insert(len(stage) // 2, Attention(width, head_dim, groups))
             else:
@@ -89,20 +65,15 @@ class CompactUNet(nn.Module):
         self.up = nn.ModuleList()
         for level in reversed(range(len(channels) - 1)):
             width = channels[level]
-            stage = nn.ModuleList(
-                [nn.Conv2d(channels[level + 1], 4 * width, 1), nn.Conv2d(2 * width, width, 1)]
-            )
+            stage = nn.ModuleList([nn.Conv2d(channels[level + 1], 4 * width, 1), nn.Conv2d(2 * width, width, 1)])
             stage.extend(ResidualBlock(width, time_dim, groups) for _ in range(decoder_blocks[level]))
             self.up.append(stage)
 
         self.exit_norm = GroupNorm(groups, channels[0])
-        self.exit = nn.Conv2d(channels[0], out_channels * patch_size**2, 3, padding=1)
-        nn.init.zeros_(self.exit.weight)
-        nn.init.zeros_(self.exit.bias)  # type: ignore[arg-type]
+        self.exit = _zeroed(nn.Conv2d(channels[0], out_channels * patch_size**2, 3, padding=1))
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """x (B, in, H, W) and t (B,), or (1,) for all images, → (B, out, H, W)."""
-        height, width = x.shape[-2:]
         emb = self._embed(t, x.dtype)
         *skips, h = self._encode(x, emb)
         for stage in self.up:
@@ -112,7 +83,7 @@ class CompactUNet(nn.Module):
             for block in blocks:
                 h = self._run_block(block, h, emb)
         h = self.exit(F.silu(self.exit_norm(h)))
-        return F.pixel_shuffle(h, self.patch_size)[..., :height, :width]
+        return F.pixel_shuffle(h, self.patch_size)[..., : x.shape[-2], : x.shape[-1]]
 
     def encode(self, x: Tensor, t: Tensor) -> list[Tensor]:
         """The features of the way down, one tensor for each level."""
@@ -140,8 +111,40 @@ class CompactUNet(nn.Module):
         return block(h, emb)
 
 
+def _check_levels(
+    channels: tuple[int, ...],
+    encoder_blocks: tuple[int, ...],
+    decoder_blocks: tuple[int, ...],
+    head_dim: int,
+    groups: int,
+) -> None:
+    """Refuse widths and numbers of blocks that do not fit together."""
+    if len(encoder_blocks) != len(channels) or len(decoder_blocks) != len(channels) - 1:
+        raise UserError(
+            f"a U-Net of {len(channels)} levels needs {len(channels)} encoder_blocks and "
+            f"{len(channels) - 1} decoder_blocks, not {len(encoder_blocks)} and {len(decoder_blocks)}"
+        )
+    uneven = [width for width in channels if width % groups]
+    if uneven:
+        raise UserError(f"channels {uneven} are no multiples of groups ({groups}); choose widths that are")
+    if channels[-1] % max(channels[-1] // head_dim, 1):
+        raise UserError(
+            f"{channels[-1]} channels, the last of them, cannot be divided among {channels[-1] // head_dim} "
+            f"attention heads (head_dim {head_dim}); change either"
+        )
+
+
+def _zeroed(layer: nn.Conv2d) -> nn.Conv2d:
+    """The layer with weights of zero, so that a fresh block adds nothing."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer
+
+
 class ResidualBlock(nn.Module):
     """GroupNorm, SiLU, convolution, twice; the time scales and shifts the second normalisation."""
+
+    folded = False  # whether to fold one time's scale and shift into the normalisation, which is faster on the CPU
 
     def __init__(self, width: int, time_dim: int, groups: int) -> None:
         super().__init__()
@@ -149,15 +152,25 @@ class ResidualBlock(nn.Module):
         self.conv1 = nn.Conv2d(width, width, 3, padding=1)
         self.time = nn.Linear(time_dim, 2 * width)
         self.norm2 = GroupNorm(groups, width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
-        nn.init.zeros_(self.conv2.weight)
-        nn.init.zeros_(self.conv2.bias)  # type: ignore[arg-type]
+        self.conv2 = _zeroed(nn.Conv2d(width, width, 3, padding=1))
 
     def forward(self, x: Tensor, emb: Tensor) -> Tensor:
+        if self.folded and emb.shape[0] == 1:
+            return self._folded(x, emb)
         scale, shift = self.time(emb)[:, :, None, None].chunk(2, dim=1)
         h = self.conv1(F.silu(self.norm1(x)))
         h = self.conv2(F.silu(self.norm2(h, 1 + scale, shift)))
         return x + h
+
+    def _folded(self, x: Tensor, emb: Tensor) -> Tensor:
+        """The same with fewer passes over memory."""
+        inplace = not torch.is_grad_enabled()
+        scale, shift = self.time(emb)[0].chunk(2)
+        h = self.conv1(F.silu(self.norm1(x), inplace=inplace))
+        weight, bias = self.norm2.weight * (1 + scale), self.norm2.bias * (1 + scale) + shift
+        h = F.group_norm(h, self.norm2.num_groups, weight, bias, self.norm2.eps)
+        h = self.conv2(F.silu(h, inplace=inplace))
+        return h.add_(x) if inplace else x + h
 
 
 class Attention(nn.Module):
@@ -168,9 +181,7 @@ class Attention(nn.Module):
         self.heads = max(width // head_dim, 1)
         self.norm = GroupNorm(groups, width)
         self.qkv = nn.Conv2d(width, 3 * width, 1)
-        self.out = nn.Conv2d(width, width, 1)
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)  # type: ignore[arg-type]
+        self.out = _zeroed(nn.Conv2d(width, width, 1))
 
     def forward(self, x: Tensor, emb: Tensor) -> Tensor:
         batch, width, height, breadth = x.shape
@@ -228,9 +239,7 @@ def _packed(x: Tensor) -> Tensor:
 def sinusoidal(t: Tensor, dim: int) -> Tensor:
     """The usual sine and cosine embedding of t (B,) → (B, dim), in float32."""
     half = dim // 2
-    frequencies = torch.exp(
-        -math.log(10000.0) * torch.arange(half, device=t.device, dtype=torch.float32) / half
-    )
+    frequencies = torch.exp(-math.log(10000.0) * torch.arange(half, device=t.device, dtype=torch.float32) / half)
     angles = t.float()[:, None] * frequencies[None]
     return torch.cat([angles.cos(), angles.sin()], dim=1)
 
@@ -245,20 +254,19 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     return F.pad(x, (0, right, 0, down), mode=mode)
 
 
-def run_unet(unet: nn.Module, x: Tensor, t: int | Tensor) -> Tensor:
+def run_unet(unet: Callable[..., Any], x: Tensor, t: int | Tensor) -> Tensor:
     """Call either class of U-Net with an integer t or one per image."""
     times = t if isinstance(t, Tensor) else torch.full((1,), t, device=x.device)  # one for all images
-    if isinstance(unet, CompactUNet):
-        return unet(x, times)
     height, width = x.shape[-2:]
+    if getattr(unet, "channels_last", False):  # prepared for the CPU
+        x = x.contiguous(memory_format=torch.channels_last)
     out = unet(pad_to_multiple(x, unet_size_multiple(unet)), times)
     out = out if isinstance(out, Tensor) else out.sample
     return out[..., :height, :width]
 
 
 def set_checkpointing(network: nn.Module, on: bool) -> None:
-    """For the U-Nets in `network`: keep only the inputs of each block for a backward pass, and compute its
-    inside again on the way back."""
+    """Whether the U-Nets in `network` keep only the inputs of each block, and compute its inside again going back."""
     for module in network.modules():
         if isinstance(module, CompactUNet):
             module.checkpointing = on
@@ -266,10 +274,12 @@ def set_checkpointing(network: nn.Module, on: bool) -> None:
             (module.enable_gradient_checkpointing if on else module.disable_gradient_checkpointing)()  # type: ignore[operator]
 
 
-def unet_size_multiple(unet: nn.Module) -> int:
+def unet_size_multiple(unet: Callable[..., Any]) -> int:
+    """Heights and widths must be multiples of this; 1 for a wrapped network, whose crops are chosen to fit."""
     if hasattr(unet, "size_multiple"):
-        return int(unet.size_multiple)  # type: ignore[arg-type]
-    return 2 ** (len(unet.config["block_out_channels"]) - 1)  # type: ignore[index]
+        return int(unet.size_multiple)
+    config = getattr(unet, "config", None)
+    return 2 ** (len(config["block_out_channels"]) - 1) if config else 1
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -281,11 +291,9 @@ def build_network(config: dict[str, Any]) -> nn.Module:
     name = config.get("_class_name", "CompactUNet")
     settings = {k: v for k, v in config.items() if not k.startswith("_")}
     if name == "CompactUNet":
-        unknown = set(settings) - set(CompactUNet().config if not settings else _compact_keys())
-        if unknown:
-            raise UserError(
-                f"CompactUNet has no setting {sorted(unknown)}; it takes {sorted(_compact_keys())}"
-            )
+        known = inspect.signature(CompactUNet).parameters
+        if unknown := sorted(settings.keys() - known):
+            raise UserError(f"CompactUNet has no setting {unknown}; it takes {sorted(known)}")
         arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
         return CompactUNet(**arguments)
     if name == "UNet2DModel":
@@ -296,14 +304,7 @@ def build_network(config: dict[str, Any]) -> nn.Module:
         from ddc.guided import GuidedUNet
 
         return GuidedUNet(**settings)
-    raise UserError(
-        f"the network class {name!r} is not known; expected CompactUNet, UNet2DModel or GuidedUNet"
-    )
-
-
-def _compact_keys() -> set[str]:
-    names = CompactUNet.__init__.__code__.co_varnames
-    return set(names[1 : CompactUNet.__init__.__code__.co_argcount])
+    raise UserError(f"the network class {name!r} is not known; expected CompactUNet, UNet2DModel or GuidedUNet")
 
 
 def network_config(network: nn.Module) -> dict[str, Any]:
@@ -313,10 +314,9 @@ def network_config(network: nn.Module) -> dict[str, Any]:
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
     path = folder / name
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; a model is a folder with config.json and safetensors")
     if not path.is_file():
-        raise UserError(f"{folder} has no {name}; a model is a folder with config.json and safetensors")
+        problem = f"has no {name}" if folder.is_dir() else "is not a folder"
+        raise UserError(f"{folder} {problem}; a model is a folder with config.json and safetensors")
     try:
         config = json.loads(path.read_text())
     except ValueError as error:
@@ -327,26 +327,19 @@ def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder: one safetensors file, or the shards that its index names."""
-    index = folder / f"{WEIGHTS}.safetensors.index.json"
-    single = folder / f"{WEIGHTS}.safetensors"
-    if index.is_file():
-        names = sorted(set(read_config(folder, index.name)["weight_map"].values()))
-        paths = [folder / name for name in names]
-    elif single.is_file():
-        paths = [single]
-    else:
+    """All tensors of a folder in float32: one safetensors file, or the shards that its index names."""
+    names = [f"{WEIGHTS}.safetensors"]
+    index = f"{WEIGHTS}.safetensors.index.json"
+    if (folder / index).is_file():
+        names = sorted(set(read_config(folder, index)["weight_map"].values()))
+    elif not (folder / names[0]).is_file():
         pickles = [p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth", ".ckpt"}]
-        hint = (
-            f"; {pickles[0]} is a pickle, which is not opened: turn it into a folder with `ddc convert`"
-            if pickles
-            else ""
-        )
-        raise UserError(f"{folder} has no weights ({WEIGHTS}.safetensors){hint}")
+        hint = "; {} is a pickle, which is not opened: turn it into a folder with `ddc convert`"
+        raise UserError(f"{folder} has no weights ({names[0]})" + (hint.format(pickles[0]) if pickles else ""))
     state: dict[str, Tensor] = {}
-    for path in paths:
+    for path in (folder / name for name in names):
         try:
-            state.update(load_file(path))
+            state.update({name: tensor.float() for name, tensor in load_file(path).items()})
         except FileNotFoundError:
             raise UserError(f"{path} is missing; copy the model folder again, with all its shards") from None
         except SafetensorError as error:
@@ -358,17 +351,22 @@ def load_network(folder: str | Path, config: dict[str, Any] | None = None) -> nn
     """Read a network and its weights, in float32 and eval mode. A missing weight is an error."""
     folder = Path(folder)
     network = build_network(config if config is not None else read_config(folder))
-    state = {name: tensor.float() for name, tensor in read_weights(folder).items()}
-    expected = network.state_dict()
-    wrong = [k for k in expected if k in state and state[k].shape != expected[k].shape]
-    missing, extra = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
-    if missing or extra or wrong:
-        raise UserError(
-            f"the weights in {folder} do not fit its config.json: {len(missing)} missing, {len(extra)} unknown, "
-            f"{len(wrong)} of another shape, for example {(missing + extra + wrong)[0]}"
-        )
+    state = read_weights(folder)
+    check_fit(network, state, folder)
     network.load_state_dict(state)
     return network.eval().requires_grad_(False)
+
+
+def check_fit(network: nn.Module, state: dict[str, Tensor], source: Path) -> None:
+    """Check that the state has the names and shapes of the network's weights."""
+    expected = network.state_dict()
+    missing, extra = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    wrong = [name for name in expected if name in state and state[name].shape != expected[name].shape]
+    if missing or extra or wrong:
+        raise UserError(
+            f"the weights in {source} do not fit its architecture: {len(missing)} missing, {len(extra)} unknown, "
+            f"{len(wrong)} of another shape, for example {(missing + extra + wrong)[0]}"
+        )
 
 
 def save_network(
@@ -381,34 +379,18 @@ def save_network(
     shard_mb: float | None = None,
 ) -> None:
     """Write config.json and safetensors, in shards of at most `shard_mb` megabytes if given."""
+    from huggingface_hub import save_torch_state_dict
+
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = network_config(network) | (extra_config or {})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tensors = {
-        k: v.detach().to("cpu", dtype if v.is_floating_point() else v.dtype).contiguous()
+        k: v.detach()
+        .to("cpu", dtype if v.is_floating_point() else v.dtype)
+        .clone(memory_format=torch.contiguous_format)
         for k, v in (state if state is not None else network.state_dict()).items()
     }
-    for old in folder.glob(f"{WEIGHTS}*"):
-        old.unlink()
-    limit = float("inf") if shard_mb is None else shard_mb * 1e6
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0.0
-    for name, tensor in tensors.items():
-        n_bytes = tensor.numel() * tensor.element_size()
-        if shards[-1] and size + n_bytes > limit:
-            shards.append({})
-            size = 0.0
-        shards[-1][name] = tensor
-        size += n_bytes
-    if len(shards) == 1:
-        save_file(shards[0], folder / f"{WEIGHTS}.safetensors", metadata={"format": "pt"})
-        return
-    weight_map = {}
-    for i, shard in enumerate(shards, 1):
-        name = f"{WEIGHTS}-{i:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, folder / name, metadata={"format": "pt"})
-        weight_map.update(dict.fromkeys(shard, name))
-    total = sum(t.numel() * t.element_size() for t in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / f"{WEIGHTS}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    limit = sys.maxsize if shard_mb is None else int(shard_mb * 1e6)
+    # this also removes the files of earlier weights
+    save_torch_state_dict(tensors, folder, filename_pattern=f"{WEIGHTS}{{suffix}}.safetensors", max_shard_size=limit)

@@ -1,45 +1,40 @@
 """Gaussian noise that depends on (seed, draw, channel, row, column) and on nothing else.
 
-A solver asks its noise source for one field after another. Because every number is a hash of its own
-address, a batch of four equals four batches of one, a tile equals the same window of the whole picture,
-and a GPU draws what a CPU draws (up to the last bits of log and cos).
+A solver draws one field after another from its noise source. Every number is a hash of its own address. So a
+batch of four equals four batches of one, a tile equals the same window of the whole picture, and a GPU draws
+the same numbers as a CPU (up to the last bits of log and cos).
 """
 
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+Bits = TypeVar("Bits", int, Tensor)
+
 _MASK = 0xFFFFFFFF
+_BAND = 256  # rows that are drawn at once: the hashes of a field need several times its memory
 
 
 def derive_seed(seed: int, name: str | int) -> int:
-    """A seed for one image, from the seed people give and the image's name or index."""
+    """The seed of one image, from the user's seed and the image's name or index."""
     digest = hashlib.sha256(f"{seed}/{name}".encode(errors="surrogateescape")).digest()
     return int.from_bytes(digest[:4], "little")
 
 
 def on_device(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Numbers as a tensor, copied to a GPU without waiting for the work that is queued there."""
+    """A tensor of these numbers, copied to a GPU without waiting for its queue."""
     tensor = torch.tensor(values, dtype=dtype)
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def _mix_int(x: int) -> int:
-    x ^= x >> 16
-    x = (x * 0x7FEB352D) & _MASK
-    x ^= x >> 15
-    x = (x * 0x846CA68B) & _MASK
-    return x ^ (x >> 16)
-
-
-def _mix(x: Tensor) -> Tensor:
-    """The same 32-bit finaliser (Wellons' lowbias32) on int64 tensors holding 32-bit values."""
+def _mix(x: Bits) -> Bits:
+    """A 32-bit finaliser (Wellons' lowbias32), on integers or int64 tensors that hold 32-bit values."""
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & _MASK
     x = x ^ (x >> 15)
@@ -50,8 +45,8 @@ def _mix(x: Tensor) -> Tensor:
 class Noise:
     """A source of N(0, I) fields, one seed per image.
 
-    `origin` is the row and column of the window in a larger picture (one for all images or one for each), so
-    that tiles share one field.
+    `origin` is the row and column of the window in a larger picture, for all images or for each, so that tiles
+    share one field.
     """
 
     def __init__(
@@ -69,31 +64,33 @@ class Noise:
 
     def normal(self, shape: Sequence[int]) -> Tensor:
         """The next field, of shape (B, C, H, W) with B = len(seeds)."""
-        h1, h2 = self._hashes(shape)
-        u1, u2 = _open_unit(h1), _open_unit(h2)
-        z = torch.sqrt(-2.0 * torch.log(u1)) * torch.cos(2.0 * math.pi * u2)
-        return z.to(self.dtype)
+        batch, channels, height, width = shape
+        z = torch.empty(*shape, dtype=self.dtype, device=self.device)
+        for first in range(0, height, _BAND):
+            band = z[..., first : first + _BAND, :]
+            h1, h2 = self._hashes((batch, channels, band.shape[-2], width), first)
+            u1, u2 = _open_unit(h1), _open_unit(h2)
+            band.copy_(torch.sqrt(-2.0 * torch.log(u1)) * torch.cos(2.0 * math.pi * u2))
+        self.draws += 1
+        return z
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
         """The next field of uniform numbers in (0, 1), independent of the normal one with the same address."""
         _, h2 = self._hashes(shape)
+        self.draws += 1
         return _open_unit(_mix(h2 ^ 0x2545F491)).to(self.dtype)
 
-    def _hashes(self, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Two 32-bit hashes of every address."""
+    def _hashes(self, shape: Sequence[int], first_row: int = 0) -> tuple[Tensor, Tensor]:
+        """Two 32-bit hashes of every address in rows of the present field, from `first_row` on."""
         batch, channels, height, width = shape
         if batch != len(self.seeds):
-            raise ValueError(f"noise for {batch} images was asked of a source with {len(self.seeds)} seeds")
-        draw, self.draws = self.draws, self.draws + 1
+            raise ValueError(f"cannot draw noise for {batch} images from {len(self.seeds)} seeds")
         top, left = on_device(self.origin, self.device, torch.int64).view(-1, 2, 1, 1, 1).unbind(1)
-        rows = top + torch.arange(height, device=self.device).view(1, 1, height, 1)
+        rows = top + first_row + torch.arange(height, device=self.device).view(1, 1, height, 1)
         cols = left + torch.arange(width, device=self.device).view(1, 1, 1, width)
         planes = torch.arange(channels, device=self.device).view(1, channels, 1, 1)
         address = ((rows << 16) ^ cols) & _MASK
-        keys = [
-            _mix_int(_mix_int((seed ^ (seed >> 32)) & _MASK) ^ ((draw * 0x9E3779B9) & _MASK))
-            for seed in self.seeds
-        ]
+        keys = [_mix(_mix((seed ^ (seed >> 32)) & _MASK) ^ ((self.draws * 0x9E3779B9) & _MASK)) for seed in self.seeds]
         key = on_device(keys, self.device, torch.int64).view(batch, 1, 1, 1)
         plane_key = _mix(key ^ _mix(planes + 0x51ED27))
         h1 = _mix(_mix(address ^ plane_key) + plane_key & _MASK)
@@ -102,5 +99,5 @@ class Noise:
 
 
 def _open_unit(h: Tensor) -> Tensor:
-    """32 bits → (0, 1), by 24 of them; never 0, so |z| stays below 5.9."""
+    """32 bits → (0, 1), from the upper 24 bits; never 0, so |z| stays below 5.9."""
     return ((h >> 8).float() + 0.5) / 2**24

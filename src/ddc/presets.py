@@ -79,6 +79,4 @@ def preset(name: str, presets: dict[str, dict[str, Any]]) -> dict[str, Any]:
         if isinstance(config, dict):
             return config
         raise UserError(f"{path} should hold one JSON object, the network's configuration")
-    raise UserError(
-        f"{name!r} is neither a preset ({', '.join(presets)}) nor a JSON file with a configuration"
-    )
+    raise UserError(f"{name!r} is neither a preset ({', '.join(presets)}) nor a JSON file with a configuration")

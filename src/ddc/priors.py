@@ -12,6 +12,8 @@ from ddc.errors import UserError
 from ddc.networks import load_network, read_config, run_unet, save_network
 from ddc.schedule import Schedule, Time
 
+DEFAULT_MODEL = Path(__file__).parent / "models" / "default"  # what is shipped with the package
+SCHEDULER = "scheduler_config.json"
 PredictionType = Literal["epsilon", "v_prediction", "sample"]
 
 
@@ -70,8 +72,7 @@ class Prior(nn.Module):
         if self.prediction_type == "epsilon":
             noise, x0 = raw, (x - level * raw) / signal
         elif self.prediction_type == "v_prediction":
-            x0 = signal * x - level * raw
-            noise = level * x + signal * raw
+            x0, noise = signal * x - level * raw, level * x + signal * raw
         else:
             x0, noise = raw, (x - signal * raw) / level
         if self.clamp is not None:
@@ -85,27 +86,18 @@ class Prior(nn.Module):
         unet_folder = folder / "unet" if (folder / "unet").is_dir() else folder
         config = read_config(unet_folder)
         if "inputs" in config:  # what a data-consistency network reads
-            raise UserError(
-                f"{folder} is a data-consistency network, not a prior; name it with --network, beside its prior"
-            )
+            raise UserError(f"{folder} is a data-consistency network, not a prior; name it with --network")
         if "task" in config:  # what a bridge was trained for
             raise UserError(
-                f"{folder} is a bridge network, which i2sb and cddb use, and not a prior; put its folder beside that of "
-                f"the prior, as i2sb-{config['task']}"
+                f"{folder} is a bridge network (for i2sb and cddb) and not a prior; put it beside a prior, as "
+                f"i2sb-{config['task']}"
             )
         unet = load_network(unet_folder)
-        scheduler: dict[str, Any] = {}
-        for path in (folder / "scheduler" / "scheduler_config.json", folder / "scheduler_config.json"):
-            if path.is_file():
-                scheduler = read_config(path.parent, path.name)
-                break
-        prior = Prior(
-            unet,
-            schedule_from_config(scheduler),
-            prediction_type=scheduler.get("prediction_type", "epsilon"),
-            clamp=scheduler.get("clip_sample_range", 1.0) if scheduler.get("clip_sample") else None,
-            scheduler_config=scheduler,
-        )
+        places = [place for place in (folder / "scheduler", folder) if (place / SCHEDULER).is_file()]
+        scheduler = read_config(places[0], SCHEDULER) if places else {}
+        kind = scheduler.get("prediction_type", "epsilon")
+        clamp = scheduler.get("clip_sample_range", 1.0) if scheduler.get("clip_sample") else None
+        prior = Prior(unet, schedule_from_config(scheduler), kind, clamp, scheduler)
         outputs = int(unet.config["out_channels"])  # type: ignore[index]
         if prior.channels != 3 or outputs not in (3, 6):
             raise UserError(
@@ -116,12 +108,18 @@ class Prior(nn.Module):
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
         """Write unet/ and scheduler/ so that diffusers and `from_pretrained` can read them."""
-        folder = Path(folder)
-        save_network(self.unet, folder / "unet", **options)
-        (folder / "scheduler").mkdir(parents=True, exist_ok=True)
-        (folder / "scheduler" / "scheduler_config.json").write_text(
-            json.dumps(self.scheduler_config, indent=2) + "\n"
-        )
+        save_network(self.unet, Path(folder, "unet"), **options)
+        place = Path(folder, "scheduler")
+        place.mkdir(exist_ok=True)
+        (place / SCHEDULER).write_text(json.dumps(self.scheduler_config, indent=2) + "\n")
+
+
+def prior_folder(model: Path) -> Path | None:
+    """Where a model's prior lies: in prior/, in the folder itself, or, for a network alone, in the default model."""
+    places = [model / "prior" if (model / "prior").is_dir() else model]
+    if (model / "network").is_dir() and not (model / "prior").is_dir():
+        places.append(DEFAULT_MODEL / "prior")
+    return next((p for p in places if (p / "config.json").exists() or (p / "unet").exists()), None)
 
 
 def scheduler_config(
@@ -158,6 +156,4 @@ def schedule_from_config(config: dict[str, Any]) -> Schedule:
         return Schedule.scaled_linear(steps, start, end)
     if kind == "squaredcos_cap_v2":
         return Schedule.cosine(steps)
-    raise UserError(
-        f"the beta schedule {kind!r} is not known; expected linear, scaled_linear or squaredcos_cap_v2"
-    )
+    raise UserError(f"the beta schedule {kind!r} is not known; expected linear, scaled_linear or squaredcos_cap_v2")

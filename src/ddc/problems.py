@@ -1,20 +1,20 @@
-"""A problem is an operator and the noise of its measurement; the named tasks are made here."""
+"""Tasks, which name a degradation, and problems, which are an operator and the noise of its measurement."""
 
 import difflib
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from ddc.errors import UserError
-from ddc.images import internal_sigma
+from ddc.images import INTERNAL_RANGE
 from ddc.noise import Noise, derive_seed
-from ddc.operators.base import LinearOperator, Operator, Size, SVDOperator
+from ddc.operators.base import LinearOperator, Operator, Size, SVDOperator, size_of
 from ddc.operators.blur import GaussianBlur, KernelBlur, disc_kernel, motion_kernel, read_kernel, softened
 from ddc.operators.colorize import Colorize
 from ddc.operators.custom import load_operator
@@ -25,7 +25,7 @@ from ddc.operators.superres import AveragePool, Bicubic
 
 Family = Literal["superres", "blur", "inpaint", "jpeg", "denoise", "colorize", "custom"]
 
-# The names a menu shows. Other numbers than these are taken as well: sr5, gauss2.5, inpaint70, jpeg35, …
+# The names that menus show. Other numbers are accepted as well: sr5, gauss2.5, inpaint70, jpeg35, …
 TASKS: dict[str, str] = {
     "sr2": "twice the size (bicubic); any whole number from 2 to 16",
     "sr3": "three times the size (bicubic)",
@@ -46,252 +46,254 @@ TASKS: dict[str, str] = {
     "custom": "your own operator, a class in a Python file: my_op.py:MyOp",
 }
 
-# Of these the number is read off each picture, which takes a picture: they can be restored, not degraded with.
-READ_OFF: dict[str, str] = {
-    "jpeg": "JPEG compression at the quality that the file says",
-    "deblur": "blur: a disc, a motion or a Gaussian; it and the noise are estimated from the picture",
-    "auto": "what the picture itself shows: holes, the marks of JPEG, blur or noise",
+# Tasks whose numbers are detected in the picture. They restore a picture; they cannot degrade one.
+DETECTED: dict[str, str] = {
+    "jpeg": "JPEG compression at the quality that the file states",
+    "deblur": "blur: a disc, a motion or a Gaussian; the blur and the noise are estimated from the picture",
+    "auto": "whatever the picture shows: holes, JPEG artefacts, blur or noise",
 }
 
 _NUMBER = r"\d+(?:\.\d+)?"
-_SOFT = rf"(?:\+gauss(?P<soft>{_NUMBER}))?"
-_PATTERNS: tuple[tuple[str, Family], ...] = (
-    (r"sr(?P<scale>\d+)(?P<pool>-pool)?", "superres"),
-    (rf"gauss(?P<sigma>{_NUMBER})?", "blur"),
-    (rf"disc(?P<radius>{_NUMBER})?{_SOFT}", "blur"),
-    (rf"motion(?:(?P<length>{_NUMBER})(?:@(?P<angle>-?{_NUMBER}))?)?{_SOFT}", "blur"),
-    (r"blur", "blur"),
-    (rf"inpaint(?P<percent>{_NUMBER})?", "inpaint"),
-    (r"box(?P<side>\d+)?", "inpaint"),
-    (r"strokes", "inpaint"),
-    (r"jpeg(?P<quality>\d+)", "jpeg"),
-    (r"denoise", "denoise"),
-    (r"colorize", "colorize"),
-    (r"custom", "custom"),
-)
+_SOFT = rf"(?:\+gauss(?P<softness>{_NUMBER}))?"
+_SOFTNESS = (0.0, 0.0, 20.0, "at most 20 pixels")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of task: how its name is written, and the numbers it takes."""
+
+    pattern: str
+    family: Family
+    # number → default, lowest and highest value, and the range in words
+    numbers: dict[str, tuple[float | None, float, float, str]] = field(default_factory=dict)
+
+
+KINDS: dict[str, Kind] = {
+    "sr": Kind(
+        r"sr(?P<scale>\d+)(?P<pool>-pool)?", "superres", {"scale": (None, 2, 16, "a whole number from 2 to 16")}
+    ),
+    "gauss": Kind(
+        rf"gauss(?P<sigma>{_NUMBER})?", "blur", {"sigma": (3.0, 1e-9, 100, "more than 0 and at most 100 pixels")}
+    ),
+    "disc": Kind(
+        rf"disc(?P<radius>{_NUMBER})?{_SOFT}",
+        "blur",
+        {"radius": (3.0, 0.5, 100, "0.5 to 100 pixels"), "softness": _SOFTNESS},
+    ),
+    "motion": Kind(
+        rf"motion(?:(?P<length>{_NUMBER})(?:@(?P<angle>-?{_NUMBER}))?)?{_SOFT}",
+        "blur",
+        {
+            "length": (15.0, 1, 255, "1 to 255 pixels"),
+            "angle": (45.0, -math.inf, math.inf, "degrees"),
+            "softness": _SOFTNESS,
+        },
+    ),
+    "blur": Kind(r"blur", "blur"),
+    "inpaint": Kind(
+        rf"inpaint(?P<percent>{_NUMBER})?", "inpaint", {"percent": (None, 1e-9, 100 - 1e-9, "between 0 and 100")}
+    ),
+    "box": Kind(r"box(?P<side>\d+)?", "inpaint", {"side": (None, 1, math.inf, "at least one pixel")}),
+    "strokes": Kind(r"strokes", "inpaint"),
+    "jpeg": Kind(r"jpeg(?P<quality>\d+)", "jpeg", {"quality": (None, 1, 100, "a whole number from 1 to 100")}),
+    "denoise": Kind(r"denoise", "denoise"),
+    "colorize": Kind(r"colorize", "colorize"),
+    "custom": Kind(r"custom", "custom"),
+}
+
+_OPERATORS: dict[str, Callable[[dict[str, float]], Operator]] = {
+    "sr": lambda n: (AveragePool if "pool" in n else Bicubic)(int(n["scale"])),
+    # the paper's 61 taps, or as many as a wider Gaussian needs
+    "gauss": lambda n: GaussianBlur(n["sigma"], max(61, 2 * math.ceil(4 * n["sigma"]) + 1)),
+    "disc": lambda n: KernelBlur(softened(disc_kernel(n["radius"]), n["softness"])),
+    "motion": lambda n: KernelBlur(softened(motion_kernel(n["length"], n["angle"]), n["softness"])),
+    "jpeg": lambda n: JPEG(int(n["quality"])),
+    "denoise": lambda n: Denoise(),
+    "colorize": lambda n: Colorize(),
+}
+
+
+class Given(TypedDict, total=False):
+    """What only some tasks use."""
+
+    mask: Tensor | str | Path | None  # replaces the generated mask of every inpainting task
+    kernel: Tensor | str | Path | None  # for "blur"
+    operator_file: str | None  # for "custom"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A degradation by its name, parsed once: "sr4", "gauss1.5", "motion21@30+gauss0.6", "inpaint92", "jpeg10", …"""
+
+    name: str
+    kind: str  # a key of `KINDS`
+    numbers: dict[str, float] = field(default_factory=dict, compare=False)
+
+    @staticmethod
+    def parse(name: "str | Task") -> "Task":
+        """Returns the task of a name; numbers that the name leaves out have their defaults."""
+        if isinstance(name, Task):
+            return name
+        for key, kind in KINDS.items():
+            if match := re.fullmatch(kind.pattern, name):
+                return Task(name, key, _numbers(name, kind, match))
+        if name in DETECTED:
+            raise UserError(
+                f"the task {name} detects the degradation in a picture that is restored; "
+                f"name the degradation here, as in {'jpeg10' if name == 'jpeg' else 'gauss1.5'}"
+            )
+        names = (*TASKS, *DETECTED)
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"the task {name!r} is not known; expected one of {', '.join(names)}{hint}")
+
+    @property
+    def family(self) -> Family:
+        return KINDS[self.kind].family
+
+    def operator(
+        self, size: Size | None = None, seeds: Sequence[int] | None = None, **given: Unpack[Given]
+    ) -> Operator:
+        """Returns the operator of this task. The `size` (height, width) of the picture and the `seeds` (one for each
+        image) determine random masks."""
+        mask, kernel, operator_file = given.get("mask"), given.get("kernel"), given.get("operator_file")
+        for what, value, fits in (
+            ("a mask", mask, self.family == "inpaint"),
+            ("a kernel", kernel, self.kind == "blur"),
+            ("an operator file", operator_file, self.kind == "custom"),
+        ):
+            if value is not None and not fits:
+                raise UserError(f"{what} was given, but the task {self.name} does not use one; leave it out")
+        if mask is not None:
+            observed = mask if isinstance(mask, Tensor) else read_mask(mask)
+            inpaint = Inpaint(observed.reshape(-1, 1, *observed.shape[-2:]))
+            if size is not None:
+                inpaint.check_size(size)
+            return inpaint
+        if self.family == "inpaint":
+            return Inpaint(self._mask(size, [0] if seeds is None else seeds))
+        if self.kind == "blur":
+            if kernel is None:
+                raise UserError("the task blur needs a kernel: give a picture or a .npy file, or use gauss or motion")
+            return KernelBlur(kernel if isinstance(kernel, Tensor) else read_kernel(kernel))
+        if self.kind == "custom":
+            if operator_file is None:
+                raise UserError("the task custom needs an operator: give file.py:Class, for example my_op.py:MyOp")
+            return load_operator(operator_file, size)
+        return _OPERATORS[self.kind](self.numbers)
+
+    def _mask(self, size: Size | None, seeds: Sequence[int]) -> Tensor:
+        if self.name == "inpaint":
+            raise UserError("the task inpaint needs a mask: give one, or a picture with transparency, or use inpaint92")
+        if size is None:
+            raise UserError(f"the task {self.name} needs the size of the picture, or a mask; give size=(height, width)")
+        if self.kind == "strokes":
+            return stroke_mask(size, seeds)
+        if self.kind == "box":
+            side = int(self.numbers.get("side", 0))
+            return box_mask(size, (side, side) if side else None)
+        return random_mask(size, self.numbers["percent"] / 100, seeds)
+
+
+def _numbers(name: str, kind: Kind, match: re.Match[str]) -> dict[str, float]:
+    """Returns the numbers in a task's name, with defaults, checked against their limits."""
+    found = match.groupdict()
+    numbers = {"pool": 1.0} if found.get("pool") else {}
+    for key, (default, low, high, expected) in kind.numbers.items():
+        value = default if found[key] is None else float(found[key])
+        if value is None:
+            continue
+        if not low <= value <= high:
+            raise UserError(f"the {key} of the task {name} is {value:g}; expected {expected}")
+        numbers[key] = value
+    return numbers
 
 
 @dataclass(frozen=True)
 class Problem:
-    """y = A(x) + e, e ~ N(0, σ²). σ_y is in [0, 1] units, as people and the paper's tables give it."""
+    """y = A(x) + e, e ~ N(0, σ²). σ_y is in [0, 1] units, as people and the paper's tables state it."""
 
     operator: Operator
     sigma_y: float | Tensor = 0.0  # a tensor holds one value for each image
     name: str = "this operator"
+    sigma: float | Tensor = field(init=False, repr=False)  # in [-1, 1] units, as all tensors are; (B, 1, 1, 1)
 
     def __post_init__(self) -> None:
-        # a tensor is trusted here: looking at it would make every training step wait for the device
-        if not isinstance(self.sigma_y, Tensor):
+        sigma = INTERNAL_RANGE * self.sigma_y
+        if isinstance(sigma, Tensor):  # not checked: reading it would make every training step wait for the device
+            sigma = sigma.view(-1, 1, 1, 1)
+        else:
             check_sigma(self.sigma_y)
-
-    @property
-    def sigma(self) -> float | Tensor:
-        """The noise in [-1, 1] units, where everything inside works."""
-        if isinstance(self.sigma_y, Tensor):
-            return internal_sigma(self.sigma_y).view(-1, 1, 1, 1)
-        return internal_sigma(self.sigma_y)
+        object.__setattr__(self, "sigma", sigma)
 
     def measure(self, x: Tensor, z: Tensor | None = None) -> Tensor:
-        """A(x) with noise from the standard normal field z (shaped like A(x)); None only without noise."""
+        """Returns A(x) plus noise from the standard normal field z, shaped like A(x); no noise if z is None."""
         y = self.operator(x)
         return y if z is None else self.operator.add_noise(y, z, self.sigma)
 
     def suggested_solvers(self) -> str:
-        """Solvers that take this operator, for error messages."""
+        """Returns the solvers that accept this operator, for error messages."""
         if isinstance(self.operator, SVDOperator):
             return "any solver"
-        if isinstance(self.operator, LinearOperator):
-            return "ddc, dps or dds"
-        return "ddc, dps, pigdm or reddiff"
+        return "ddc, dps or dds" if isinstance(self.operator, LinearOperator) else "ddc, dps, pigdm or reddiff"
+
+
+def make_problem(
+    task: str | Task,
+    sigma_y: float | Tensor = 0.0,
+    size: Size | None = None,
+    seeds: Sequence[int] | None = None,
+    **given: Unpack[Given],
+) -> Problem:
+    """Returns the problem of a task; see `Task.operator`."""
+    check_sigma(sigma_y)
+    task = Task.parse(task)
+    return Problem(task.operator(size, seeds, **given), sigma_y, task.name)
+
+
+def measure(
+    task: str | Task, sigma_y: float, x: Tensor, names: Sequence[str], seed: int = 0, **given: Unpack[Given]
+) -> tuple[Problem, Tensor]:
+    """Returns the problem and the measurements of clean pictures x, (B, 3, H, W) in [-1, 1].
+
+    Masks and noise depend only on the seed and the pictures' names; the noise is the same field for every σ_y. y is
+    floating point, as in the paper; it is not rounded to 8 bits.
+    """
+    seeds = [derive_seed(seed, f"operator/{name}") for name in names]
+    problem = make_problem(task, sigma_y, size_of(x), seeds, **given)
+    problem.operator.to(x.device)
+    with torch.autocast(x.device.type, enabled=False):
+        y = problem.operator(x)
+        if sigma_y:
+            noise = Noise([derive_seed(seed, f"measure/{name}") for name in names], device=x.device)
+            y = problem.operator.add_noise(y, noise.normal(y.shape), problem.sigma)
+        return problem, y
 
 
 def check_sigma(sigma_y: float | Tensor) -> None:
-    """σ_y, or one for each image, must be finite and not negative."""
-    values = sigma_y.flatten().tolist() if isinstance(sigma_y, Tensor) else [sigma_y]
-    for value in values:
+    """Raises an error unless σ_y, or every σ_y of a batch, is finite, not negative and at most 1."""
+    for value in sigma_y.flatten().tolist() if isinstance(sigma_y, Tensor) else [sigma_y]:
         if not (math.isfinite(value) and value >= 0):
-            raise UserError(
-                f"sigma is {value}; expected 0 or a small positive number such as 0.05 ([0, 1] units)"
-            )
+            raise UserError(f"sigma is {value}; expected 0 or a small positive number such as 0.05 ([0, 1] units)")
         if value > 1:
             raise UserError(
-                f"sigma is {value:g}, more than all of black to white; expected a number such as 0.05 "
+                f"sigma is {value:g}, more than the range from black to white; expected a number such as 0.05 "
                 "([0, 1] units: for 8-bit pixels, divide by 255)"
             )
 
 
 def misfit(y: Tensor, problem: Problem) -> float:
-    """How far the linear guess from y, (B, 3, H, W), is from y when it is degraded again: rms, in [0, 1] units.
+    """Returns how far the linear guess from y, (B, 3, H, W), is from y when it is degraded again: RMS, [0, 1] units.
 
-    It is about the noise in y, or less, where the problem describes y. Where the operator blurs more than y is
-    blurred, or y has more noise than is said, the guess goes far beyond black and white, which pixels cannot. The
-    border is left out, for beyond it real pictures go on as no operator knows.
+    It is at most about the noise in y if the problem describes y. If the operator blurs more than y is blurred, or y
+    has more noise than stated, the guess exceeds black and white, and is clipped. The border is left out, because no
+    operator knows what lies beyond it.
     """
+    operator = problem.operator
     with torch.no_grad():
-        guess = problem.operator.estimate(y, problem.sigma).clamp(-1, 1)
-        residual = (problem.operator(guess) - y) / 2
+        zero = y.new_zeros(*y.shape[:2], *operator.image_size(y))
+        guess = operator.project(zero, y, problem.sigma).clamp(-1, 1)
+        residual = (operator(guess) - y) / 2
     rows, columns = residual.shape[-2] // 8, residual.shape[-1] // 8
     inside = residual[..., rows : residual.shape[-2] - rows, columns : residual.shape[-1] - columns]
     return float(inside.square().mean().sqrt())
-
-
-def task_family(task: str) -> Family:
-    """What kind of degradation a task's name stands for; an unknown name is refused."""
-    return _parse(task)[0]
-
-
-def make_problem(
-    task: str,
-    sigma_y: float | Tensor = 0.0,
-    size: Size | None = None,
-    seeds: Sequence[int] | None = None,
-    mask: Tensor | str | Path | None = None,
-    kernel: Tensor | str | Path | None = None,
-    operator_file: str | None = None,
-) -> Problem:
-    """The problem of a named task; see `task_operator`."""
-    check_sigma(sigma_y)
-    return Problem(task_operator(task, size, seeds, mask, kernel, operator_file), sigma_y, task)
-
-
-def measure_named(
-    task: str, sigma_y: float, x: Tensor, names: Sequence[str], seed: int = 0
-) -> tuple[Problem, Tensor]:
-    """The problem and measurements of clean pictures x, (B, 3, H, W) in [-1, 1].
-
-    Masks and noise depend on the seed and the pictures' names alone; the noise is the same field for every σ. y is
-    floating point, as in the paper, and not rounded to 8 bits.
-    """
-    seeds = [derive_seed(seed, f"operator/{name}") for name in names]
-    problem = make_problem(task, sigma_y, size=(x.shape[-2], x.shape[-1]), seeds=seeds)
-    with torch.autocast(x.device.type, enabled=False):
-        if not sigma_y:
-            return problem, problem.measure(x)
-        noise = Noise([derive_seed(seed, f"measure/{name}") for name in names], device=x.device)
-        return problem, problem.measure(x, noise.normal(problem.operator(x).shape))
-
-
-def task_operator(
-    task: str,
-    size: Size | None = None,
-    seeds: Sequence[int] | None = None,
-    mask: Tensor | str | Path | None = None,
-    kernel: Tensor | str | Path | None = None,
-    operator_file: str | None = None,
-) -> Operator:
-    """The operator of a named task.
-
-    `size` (height, width) of the picture and `seeds` (one for each image) decide random masks. `mask` takes the
-    place of a made one in every inpainting task; `kernel` belongs to "blur", `operator_file` to "custom".
-    """
-    family, numbers = _parse(task)
-    for given, what, fits in (
-        (mask, "a mask", family == "inpaint"),
-        (kernel, "a kernel", task == "blur"),
-        (operator_file, "an operator file", family == "custom"),
-    ):
-        if given is not None and not fits:
-            raise UserError(f"{what} was given, but the task {task} does not use one; leave it out")
-
-    if family == "superres":
-        scale = int(numbers["scale"])
-        if not 2 <= scale <= 16:
-            raise UserError(f"the task {task} enlarges {scale} times; expected a whole number from 2 to 16")
-        return AveragePool(scale) if numbers["pool"] else Bicubic(scale)
-    if family == "blur":
-        return _blur(task, numbers, kernel)
-    if family == "inpaint":
-        return Inpaint(_mask(task, numbers, size, seeds, mask))
-    if family == "jpeg":
-        return JPEG(int(numbers["quality"]))
-    if family == "denoise":
-        return Denoise()
-    if family == "colorize":
-        return Colorize()
-    if operator_file is None:
-        raise UserError("the task custom needs an operator: give file.py:Class, for example my_op.py:MyOp")
-    return load_operator(operator_file, size)
-
-
-def _parse(task: str) -> tuple[Family, dict[str, str]]:
-    for pattern, family in _PATTERNS:
-        match = re.fullmatch(pattern, task)
-        if match:
-            return family, match.groupdict()
-    if task in READ_OFF:
-        raise UserError(
-            f"the task {task} is read off a picture that is restored; name one here, as in "
-            + ("jpeg10" if task == "jpeg" else "gauss1.5")
-        )
-    names = (*TASKS, *READ_OFF)
-    near = difflib.get_close_matches(task, names, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UserError(f"the task {task!r} is not known; expected one of {', '.join(names)}{hint}")
-
-
-def _blur(task: str, numbers: dict[str, str], kernel: Tensor | str | Path | None) -> Operator:
-    if task == "blur":
-        if kernel is None:
-            raise UserError(
-                "the task blur needs a kernel: give a picture or a .npy file, or use gauss or motion"
-            )
-        return KernelBlur(kernel if isinstance(kernel, Tensor) else read_kernel(kernel))
-    if "soft" in numbers:
-        soft = float(numbers["soft"] or 0)
-        if soft > 20:
-            raise UserError(f"the task {task} has a Gaussian of {soft:g} pixels on top; expected at most 20")
-        return KernelBlur(softened(_shape(task, numbers), soft))
-    sigma = float(numbers["sigma"] or 3.0)
-    if not 0 < sigma <= 100:
-        raise UserError(f"the task {task} blurs with {sigma:g} pixels; expected more than 0 and at most 100")
-    return GaussianBlur(sigma, max(61, 2 * math.ceil(4 * sigma) + 1))  # 61 taps, unless that would cut it
-
-
-def _shape(task: str, numbers: dict[str, str]) -> Tensor:
-    if "radius" in numbers:
-        radius = float(numbers["radius"] or 3)
-        if not 0.5 <= radius <= 100:
-            raise UserError(f"the task {task} has a disc of radius {radius:g} pixels; expected 0.5 to 100")
-        return disc_kernel(radius)
-    length, angle = float(numbers["length"] or 15), float(numbers["angle"] or 45)
-    if not 1 <= length <= 255:
-        raise UserError(f"the task {task} moves by {length:g} pixels; expected 1 to 255")
-    return motion_kernel(length, angle)
-
-
-def _mask(
-    task: str,
-    numbers: dict[str, str],
-    size: Size | None,
-    seeds: Sequence[int] | None,
-    mask: Tensor | str | Path | None,
-) -> Tensor:
-    if mask is not None:
-        given = mask if isinstance(mask, Tensor) else read_mask(mask)
-        given = given.reshape(-1, 1, *given.shape[-2:])
-        if size is not None and tuple(given.shape[-2:]) != tuple(size):
-            raise UserError(
-                f"the mask is {given.shape[-1]}×{given.shape[-2]} and the picture {size[1]}×{size[0]} "
-                "(width × height); give a mask of the picture's size"
-            )
-        return given
-    if task == "inpaint":
-        raise UserError(
-            "the task inpaint needs a mask: give one, or a picture with transparency, or use inpaint92"
-        )
-    if size is None:
-        raise UserError(
-            f"the task {task} needs the size of the picture, or a mask; give size=(height, width)"
-        )
-    seeds = [0] if seeds is None else seeds
-    if task == "strokes":
-        return stroke_mask(size, seeds)
-    if task.startswith("box"):
-        side = numbers["side"]
-        return box_mask(size, (int(side), int(side)) if side else None)
-    percent = float(numbers["percent"])
-    if not 0 < percent < 100:
-        raise UserError(
-            f"the task {task} misses {percent:g} % of the pixels; expected a number between 0 and 100"
-        )
-    return random_mask(size, percent / 100, seeds)

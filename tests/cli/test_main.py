@@ -12,7 +12,7 @@ import torch
 
 from ddc import __version__
 from ddc.cli import COMMANDS, available, main
-from ddc.solvers.base import find_part
+from ddc.models import find_part
 
 
 def test_help_answers_within_a_second() -> None:
@@ -52,11 +52,7 @@ def test_info(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert network["inputs"] == ["x0", "y"] and network["channels in"] == 6
     assert prior["parameters"] > 10_000 and prior["GFLOP at 64×64"] > 0
     assert prior["schedule"]["steps"] == 1000 and prior["predicts"] == "epsilon"
-    assert (
-        facts["versions"]["torch"] == torch.__version__
-        and "ddc" in facts["solvers"]
-        and "sr4" in facts["tasks"]
-    )
+    assert facts["versions"]["torch"] == torch.__version__ and "ddc" in facts["solvers"] and "sr4" in facts["tasks"]
 
 
 def test_info_of_a_network_alone(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,8 @@ from skimage import data
 
 from ddc.cli import main
 from ddc.consistency import DataConsistency
-from ddc.images import Picture, jpeg_quality
+from ddc.images import Picture
+from ddc.jpegfile import jpeg_quality
 from ddc.networks import save_network
 
 
@@ -42,9 +43,7 @@ def restore(tiny_model: Path) -> Callable[..., int]:
     return run
 
 
-def test_one_file(
-    restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_file(restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "large.png"
     assert restore(photo, "-o", target, "--task", "sr4") == 0
     assert Picture.read(target).size == (48, 72)
@@ -60,7 +59,7 @@ def test_an_estimated_blur_is_told(
     assert restore(tmp_path / "cat.png", "-o", target, "--task", "deblur", "--steps", "1") == 0
     captured = capsys.readouterr()
     assert captured.out == f"{target}\n"
-    told = re.search(r"cat.png: taken for ((?:gauss|disc|motion)\S+) with noise 0\.0\d\d", captured.err)
+    told = re.search(r"cat.png: restored as ((?:gauss|disc|motion)\S+) with noise 0\.0\d\d", captured.err)
     assert told and float(re.findall(r"[\d.]+", told[1])[0]) > 1
 
 
@@ -73,8 +72,8 @@ def test_what_was_found_is_told_and_a_picture_without_a_fault_is_left(
     assert restore(tmp_path, "-o", tmp_path / "out", "--task", "auto", "--steps", "1") == 1
     assert files_below(tmp_path / "out") == ["coarse.jpg", "ddc-failures.json"]
     told = capsys.readouterr().err
-    assert "coarse.jpg: taken for jpeg12 with noise 0.000" in told
-    assert "fine.png shows no holes, no marks of JPEG, no blur and no noise" in told
+    assert "coarse.jpg: restored as jpeg12 with noise 0.000" in told
+    assert "fine.png shows no holes, no JPEG artefacts, no blur and no noise" in told
 
 
 def test_a_folder_keeps_its_tree(restore: Callable[..., int], photo: Path, tmp_path: Path) -> None:
@@ -101,9 +100,7 @@ def test_json_lines(
     (line,) = capsys.readouterr().out.splitlines()
     facts = json.loads(line)
     assert facts["input"] == str(photo) and facts["output"] == str(tmp_path / "out" / "photo.png")
-    assert (
-        facts["sigma"] == 0.1 and (facts["width"], facts["height"]) == (18, 12) and facts["evaluations"] == 10
-    )
+    assert facts["sigma"] == 0.1 and (facts["width"], facts["height"]) == (18, 12) and facts["evaluations"] == 10
 
 
 def test_a_file_that_cannot_be_read_is_listed_and_the_others_are_done(
@@ -175,9 +172,7 @@ def test_names_that_are_no_text(tiny_model: Path, photo: Path, tmp_path: Path, e
     out = tmp_path / "out"
     words = ["restore", photo.parent, "-o", out, "--task", "denoise", "--sigma", "0.1", "--model", tiny_model]
     environment = os.environ | {"PYTHONIOENCODING": encoding}
-    ran = subprocess.run(
-        [sys.executable, "-m", "ddc", *map(str, words)], capture_output=True, env=environment
-    )
+    ran = subprocess.run([sys.executable, "-m", "ddc", *map(str, words)], capture_output=True, env=environment)
     assert ran.returncode == 0 and b"Traceback" not in ran.stderr
     assert [file.name for file in out.iterdir()] == [name]
     assert ran.stdout.strip().endswith(os.fsencode(name) if encoding == "utf-8" else rb"\udcff \xfc.png")
@@ -203,9 +198,7 @@ def test_a_launcher_of_several_processes_shares_the_list(
     assert files_below(tmp_path / "out") == ["z.png"]
 
 
-def test_the_result_depends_on_seed_and_name_alone(
-    restore: Callable[..., int], photo: Path, tmp_path: Path
-) -> None:
+def test_the_result_depends_on_seed_and_name_alone(restore: Callable[..., int], photo: Path, tmp_path: Path) -> None:
     shutil.copy(photo, photo.parent / "another.png")
     options = ("--task", "denoise", "--ext", "npy", "--batch", 2)
     assert restore(photo.parent, "-o", tmp_path / "both", *options) == 0
@@ -215,17 +208,13 @@ def test_the_result_depends_on_seed_and_name_alone(
     assert np.abs(both - one).max() < 1e-3 < np.abs(one - other).max()
 
 
-def test_samples(
-    restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples(restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert restore(photo, "-o", tmp_path / "out", "--task", "denoise", "--samples", 2, "--json") == 0
     names = ["photo.png", "photo_1.png", "photo_2.png", "photo_std.npy", "photo_std.png"]
     assert files_below(tmp_path / "out") == names
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["files"] == [str(tmp_path / "out" / name) for name in names]
-    mean, first, second = (
-        Picture.read(tmp_path / "out" / f"photo{end}.png").tensor for end in ("", "_1", "_2")
-    )
+    mean, first, second = (Picture.read(tmp_path / "out" / f"photo{end}.png").tensor for end in ("", "_1", "_2"))
     assert (mean - (first + second) / 2).abs().max() < 2 / 255
     std = np.load(tmp_path / "out" / "photo_std.npy")
     assert std.shape == (12, 18, 3)
@@ -235,16 +224,16 @@ def test_samples(
         assert np.abs(np.asarray(shown) / 255 - white_at_a_tenth).max() < 0.6 / 255
 
 
-def test_solver_options(
+def test_settings_of_solvers(
     restore: Callable[..., int], photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = (photo, "-o", tmp_path / "out", "--task", "sr2", "--solver", "ddnm", "--steps", 2)
-    assert restore(*common, "--solver-option", "eta=0.5") == 0
+    common = (photo, "-o", tmp_path / "out", "--task", "sr2", "--steps", 2, "--solver")
+    assert restore(*common, "ddnm:eta=0.5") == 0
     shutil.rmtree(tmp_path / "out")
-    assert restore(*common, "--solver-option", "zeta=0.5") == 2
-    assert restore(*common, "--solver-option", "eta") == 2
+    assert restore(*common, "ddnm:zeta=0.5") == 2
+    assert restore(*common, "ddnm:eta=") == 2
     error = capsys.readouterr().err
-    assert "ddnm has no setting 'zeta'; it takes steps, eta" in error and "KEY=VALUE" in error
+    assert "ddnm has no setting 'zeta'; it takes steps, eta" in error and "name:key=value" in error
     assert not (tmp_path / "out").exists()
 
 
@@ -262,10 +251,7 @@ def test_jpeg_quality_is_taken_from_the_file(
 def test_sigma_auto(restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     noise = np.random.default_rng(0).normal(0, 0.1, (64, 64, 3)).astype(np.float32)
     Picture(0.5 + noise).write(tmp_path / "a.png")
-    assert (
-        restore(tmp_path / "a.png", "-o", tmp_path / "out", "--task", "denoise", "--sigma", "auto", "--json")
-        == 0
-    )
+    assert restore(tmp_path / "a.png", "-o", tmp_path / "out", "--task", "denoise", "--sigma", "auto", "--json") == 0
     estimated = json.loads(capsys.readouterr().out)["sigma"]
     assert estimated == pytest.approx(0.1, abs=0.01)
     for task, expected in (("denoise", estimated), ("sr2", 0.0)):  # where sigma is left out
@@ -277,7 +263,7 @@ OPERATOR = """
 from ddc.operators.base import LinearOperator
 
 class Dim(LinearOperator):
-    def __call__(self, x):
+    def forward(self, x):
         return 0.5 * x
 
     def adjoint(self, y, size=None):
@@ -307,9 +293,7 @@ def test_large_pictures_are_cut_into_tiles(
     restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Picture(data.astronaut()[:100, :130]).write(tmp_path / "a.png")
-    assert (
-        restore(tmp_path / "a.png", "-o", tmp_path / "out", "--task", "denoise", "--tile", 64, "--json") == 0
-    )
+    assert restore(tmp_path / "a.png", "-o", tmp_path / "out", "--task", "denoise", "--tile", 64, "--json") == 0
     assert json.loads(capsys.readouterr().out)["evaluations"] > 60
 
 
@@ -327,7 +311,7 @@ def test_notes_are_logged_once_and_in_the_json_of_their_picture(
     lines = map(json.loads, capsys.readouterr().out.splitlines())
     notes = {Path(line["input"]).name: line.get("notes") for line in lines}
     assert notes == {"fine.jpg": caplog.messages, "rough.jpg": [], "photo.png": None}
-    assert len(caplog.messages) == 1 and "fine.jpg says quality 95" in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "fine.jpg states quality 95" in caplog.messages[0]
 
 
 def test_the_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
@@ -345,10 +329,10 @@ def test_a_long_time_is_told_beforehand(
 ) -> None:
     Picture(data.astronaut()[:100, :130]).write(tmp_path / "a.png")
     options = (tmp_path / "a.png", "--task", "denoise", "--tile", 64, "--json")
-    monkeypatch.setattr("ddc.cli.restore.SLOW", 3600)
+    monkeypatch.setattr("ddc.jobs.SLOW", 3600)
     assert restore(*options, "-o", tmp_path / "out") == 0
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("ddc.cli.restore.SLOW", 0)
+    monkeypatch.setattr("ddc.jobs.SLOW", 0)
     assert restore(*options, "-o", tmp_path / "again") == 0
     said = capsys.readouterr()
     facts = json.loads(said.out)
@@ -386,9 +370,7 @@ def test_the_bar_is_on_stderr_and_results_on_stdout(tiny_model: Path, photo: Pat
 # bad input: one line, exit code 2, no traceback, nothing written
 
 
-def refused(
-    restore: Callable[..., int], capsys: pytest.CaptureFixture[str], out: Path, *arguments: object
-) -> str:
+def refused(restore: Callable[..., int], capsys: pytest.CaptureFixture[str], out: Path, *arguments: object) -> str:
     existed = out.exists()
     assert restore(*arguments, "-o", out) == 2
     captured = capsys.readouterr()
@@ -460,14 +442,14 @@ def test_a_mask_of_another_size(
         (("--solver", "magic"), "expected one of ddc"),
         (("--samples", "0"), "samples must be at least 1"),
         (("--tile", "5"), "at least 64"),
-        (("--device", "toaster"), "is not there"),
+        (("--device", "toaster"), "is not available"),
         (("--shard", "5/4"), "K/N"),
         (("--ext", "gif"), "not known"),
         (("--mask", "m.png"), "does not use one"),
         (("--task", "blur"), "needs a kernel"),
         (("--operator", "nowhere.py:Op"), "nowhere.py"),
-        (("--batch", "-2"), "expected 1 or more"),
-        (("--batch", "0"), "expected 1 or more"),
+        (("--batch", "-2"), "batch must be at least 1"),
+        (("--batch", "0"), "batch must be at least 1"),
         (("--quality", "300"), "from 1 to 100"),
         (("--task", "inpaint", "--mask", "nowhere.png"), "nowhere.png does not exist"),
     ],
@@ -493,18 +475,14 @@ def test_a_name_of_another_format_than_asked_for(
     assert "another format than --ext png" in says
 
 
-def test_options_that_cannot_be_parsed(
-    photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_cannot_be_parsed(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["restore", str(photo), "-o", str(tmp_path / "out"), "--sigma", "much"]) == 2
     assert main(["restore", str(photo), "-o", str(tmp_path / "out"), "--no-such-option"]) == 2
     assert main(["restore", str(photo)]) == 2
     assert "Traceback" not in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_bad_models(
-    tiny_model: Path, photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_models(tiny_model: Path, photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def using(model: Path) -> str:
         def run(*arguments: object) -> int:
             return main(["restore", *map(str, arguments), "--model", str(model)])
@@ -582,9 +560,7 @@ print((large - small) / (1800 * 1400), file=sys.stderr)
 def test_host_memory_is_at_most_30_bytes_a_pixel(tiny_model: Path, tmp_path: Path) -> None:
     large = np.tile(data.astronaut(), (4, 3, 1))[:1800, :1400]
     Picture(large).write(tmp_path / "large.png")
-    Picture(large[:300, :300]).write(
-        tmp_path / "small.png"
-    )  # tiles as well, so what they take is not counted
+    Picture(large[:300, :300]).write(tmp_path / "small.png")  # tiles as well, so what they take is not counted
     command = [sys.executable, "-c", MEMORY, str(tiny_model)]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert float(answer.stderr.split()[-1]) < 30

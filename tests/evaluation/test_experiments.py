@@ -11,15 +11,21 @@ import pytest
 from ddc.cli.reproduce import Name, Reproduce
 from ddc.errors import UserError
 from ddc.evaluation.experiments import COMMANDS, EXPERIMENTS, find_variants, paper_figures, paper_tables
-from ddc.problems import task_family
+from ddc.problems import Task
 from ddc.solvers import SOLVERS
+
+
+def ship(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Take another folder for the shipped model."""
+    for module in ("priors", "pipeline", "evaluation.cases", "evaluation.experiments"):
+        monkeypatch.setattr(f"ddc.{module}.DEFAULT_MODEL", folder)
 
 
 @pytest.fixture(autouse=True)
 def small_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without VGG16, which takes most of the time, and without the models that are shipped."""
     monkeypatch.setenv("DDC_VGG16", os.devnull + "/absent")
-    monkeypatch.setattr("ddc.pipeline.DEFAULT_MODEL", tmp_path / "shipped" / "default")
+    ship(monkeypatch, tmp_path / "shipped" / "default")
 
 
 def reproduce(name: str, model: Path | None, out: Path, **settings: object) -> tuple[list[dict], str]:
@@ -31,7 +37,7 @@ def reproduce(name: str, model: Path | None, out: Path, **settings: object) -> t
 def test_experiments_are_what_the_command_offers() -> None:
     assert get_args(Name) == tuple(EXPERIMENTS)
     for experiment in EXPERIMENTS.values():
-        assert all(task_family(task) for task in experiment.tasks)
+        assert all(Task.parse(task).family for task in experiment.tasks)
         assert all(text.split(":")[0] in SOLVERS for text in experiment.solvers)
         assert all(name in COMMANDS for name in experiment.models)
         assert experiment.paper is None or experiment.paper in paper_tables()
@@ -51,14 +57,12 @@ def test_the_papers_figures_stand_beside_the_right_method(tiny_model: Path, tmp_
     variant = tmp_path / "no-lpips"
     variant.mkdir()
     (variant / "network").symlink_to(tiny_model / "network")
-    rows, html = reproduce("table3", tiny_model, tmp_path / "run", limit=1, models=f"no-lpips={variant}")
+    rows, html = reproduce("table3", tiny_model, tmp_path / "run", limit=1, models=f"{variant}:name=no-lpips")
     assert [(r["model"], r["solver"]) for r in rows if r["solver"] == "ddc"] == [
         ("default", "ddc"),
         ("no-lpips", "ddc"),
     ]
-    lines = [
-        line for line in (tmp_path / "run" / "report.md").read_text().splitlines() if line.startswith("| ")
-    ]
+    lines = [line for line in (tmp_path / "run" / "report.md").read_text().splitlines() if line.startswith("| ")]
     row = {line.split("|")[1].strip(): line for line in lines}
     assert "26.21" in row["ddc (default)"] and "26.84" in row["ddc (no-lpips)"]
     assert "24.23" in row["pigdm"] and "25.72" in row["cddb"]
@@ -77,7 +81,7 @@ def test_variants_of_the_shipped_model_are_found_in_the_repository(
     shipped, variant = tmp_path / "src" / "ddc" / "models" / "default", tmp_path / "models" / "no-lpips"
     shutil.copytree(tiny_model, shipped)
     shutil.copytree(tiny_model / "network", variant / "network")
-    monkeypatch.setattr("ddc.pipeline.DEFAULT_MODEL", shipped)
+    ship(monkeypatch, shipped)
     rows, html = reproduce("table3", None, tmp_path / "run", limit=1)
     assert [r["model"] for r in rows if r["solver"] == "ddc"] == ["default", "no-lpips"]
     assert "still needed" not in html
@@ -87,7 +91,7 @@ def test_variants_of_the_shipped_model_are_found_in_the_repository(
 
 
 def test_faces_take_the_face_prior(tiny_model: Path, tmp_path: Path) -> None:
-    rows, html = reproduce("table5", tiny_model, tmp_path / "run", limit=1, models=f"faces={tiny_model}")
+    rows, html = reproduce("table5", tiny_model, tmp_path / "run", limit=1, models=f"{tiny_model}:name=faces")
     ddc = [row for row in rows if row["solver"] == "ddc" and row["task"] == "sr4"]
     assert [row["model"] for row in ddc] == ["faces", "default"]
     assert ddc[0]["psnr"] == ddc[1]["psnr"]  # the same network with the same prior
@@ -101,16 +105,14 @@ def test_without_a_face_model_the_page_says_so(tiny_model: Path, tmp_path: Path)
 
 
 def test_checkpoints_along_training(tiny_model: Path, tmp_path: Path) -> None:
-    models = f"1000={tiny_model},200={tiny_model}"
+    models = f"{tiny_model}:name=1000,{tiny_model}:name=200"
     rows, html = reproduce("figure8", tiny_model, tmp_path / "run", limit=1, models=models)
     assert [row["model"] for row in rows] == ["200", "1000"]
     assert "still needed" not in html
 
 
-def test_slow_solvers_on_fewer_pictures(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ddc.evaluation.benchmark.SLOW", 15)
+def test_slow_solvers_on_fewer_pictures(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddc.evaluation.benchmark.SLOW_EVALUATIONS", 15)
     rows, html = reproduce("figure2", tiny_model, tmp_path, limit=2, slow_limit=1, max_nfe=20)
     assert {row["solver"]: row["n"] for row in rows} == {"dps": 1, "ddnm": 1, "unconditional": 1}
     assert "Measured on one picture only" in html

@@ -1,5 +1,6 @@
 """The metrics against scikit-image, closed forms and definitions."""
 
+import io
 import math
 from pathlib import Path
 
@@ -9,20 +10,20 @@ import torch
 import torch.nn.functional as F
 from skimage import data
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddc.errors import UserError
-from ddc.evaluation.inception import FILE, Inception, find_inception
+from ddc.evaluation import inception
+from ddc.evaluation.inception import FILE, Conv, Inception, find_inception
 from ddc.evaluation.metrics import (
     Metrics,
     consistency,
-    frechet_distance,
-    frechet_of_moments,
     kurtosis,
     psnr,
     spread,
     ssim,
 )
+from ddc.evaluation.results import frechet_distance, frechet_of_moments
 from ddc.noise import Noise
 from ddc.problems import make_problem
 
@@ -42,9 +43,7 @@ def test_psnr_and_ssim_equal_scikit_image(data_range: int) -> None:
     x = noisy(truth)
     for i in range(2):
         a, b = truth[i].double().numpy(), x[i].double().numpy()
-        assert float(psnr(x, truth)[i]) == pytest.approx(
-            peak_signal_noise_ratio(a, b, data_range=1), abs=1e-9
-        )
+        assert float(psnr(x, truth)[i]) == pytest.approx(peak_signal_noise_ratio(a, b, data_range=1), abs=1e-9)
         expected = structural_similarity(a, b, channel_axis=0, data_range=data_range)
         assert float(ssim(x, truth, data_range)[i]) == pytest.approx(expected, abs=1e-10)
 
@@ -64,13 +63,13 @@ def test_consistency_of_the_truth_is_one_with_noise_and_zero_without(task: str) 
         problem = make_problem(task, sigma_y, size=(64, 64), seeds=[1, 2])
         clean = problem.measure(x)
         y = problem.measure(x, Noise([3, 4]).normal(clean.shape))
-        assert consistency(x, y, problem).tolist() == pytest.approx([expected] * 2, abs=0.06)
+        assert consistency((x + 1) / 2, y, problem).tolist() == pytest.approx([expected] * 2, abs=0.06)
 
 
 def test_consistency_without_noise_is_in_unit_range() -> None:
     x = 2 * pictures() - 1
     problem = make_problem("denoise", 0.0)
-    assert consistency(x + 0.2, x, problem).tolist() == pytest.approx([0.1, 0.1], abs=1e-6)
+    assert consistency((x + 1.2) / 2, x, problem).tolist() == pytest.approx([0.1, 0.1], abs=1e-6)
 
 
 def test_kurtosis() -> None:
@@ -141,6 +140,47 @@ def test_inception_is_read_from_a_file(tmp_path: Path, monkeypatch: pytest.Monke
         assert features.shape == (1, 2048)
         larger = F.interpolate(x, size=(299, 299), mode="bilinear", align_corners=False)
         torch.testing.assert_close(features, network(larger))
+
+
+class NamedAsInTensorFlow(nn.Module):
+    """Inception's convolutions under other names and in the order of the graph, as a TorchScript file has them."""
+
+    def __init__(self, network: Inception) -> None:
+        super().__init__()
+        convs = [module for module in network.modules() if isinstance(module, Conv)]
+        self.layers = nn.ModuleList(nn.Module() for _ in convs)
+        for layer, conv in zip(self.layers, convs, strict=True):
+            layer.weight, layer.beta = conv.conv.weight, conv.bn.bias
+            layer.register_buffer("mean", conv.bn.running_mean)
+            layer.register_buffer("var", conv.bn.running_var)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_inception_is_downloaded_once_and_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Inception().eval()
+    for name, tensor in network.state_dict().items():
+        if name.endswith(("bn.bias", "running_mean", "running_var")):
+            tensor.uniform_(0.5, 1.5)
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(NamedAsInTensorFlow(network)), buffer)
+    fetched = []
+
+    def fetch(member: object, advice: str) -> bytes:
+        fetched.append(member)
+        return buffer.getvalue()
+
+    monkeypatch.setattr(inception, "fetch_member", fetch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    assert find_inception() is None and not fetched
+    path = find_inception(download=True)
+    assert path is not None and find_inception(download=True) == path == find_inception()
+    assert fetched == [inception.SOURCE]
+    x = pictures()[:1]
+    with torch.no_grad():
+        torch.testing.assert_close(Inception.from_file(path)(x), network(x))
 
 
 def test_wrong_inception_file(tmp_path: Path) -> None:

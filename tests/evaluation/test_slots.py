@@ -1,28 +1,27 @@
 """Measuring in short slots on one machine, and reporting on another."""
 
-import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from PIL import Image as Pillow
 from skimage import data
-from torch._dynamo.backends.common import aot_autograd
 
 from ddc.cli.evaluate import Evaluate
 from ddc.cli.reproduce import Reproduce
 from ddc.errors import UserError
 from ddc.evaluation import benchmark
-from ddc.evaluation.benchmark import Models, Options, evaluate, load_images, make_cases, read_rows
-from ddc.evaluation.results import in_order
-from ddc.noise import Noise
+from ddc.evaluation.benchmark import EvaluationOptions, Measured, Measuring, Timer, evaluate
+from ddc.evaluation.cases import Case, Models, load_images, make_cases
+from ddc.evaluation.results import KEY, in_order, read_rows
 from ddc.perceptual import VGG_VARIABLE
+from ddc.pipeline import RestorationPipeline
 from ddc.problems import make_problem
 from ddc.solvers import SOLVERS
 
@@ -45,13 +44,13 @@ def without_vgg16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(pictures: Path, out: Path, model: Path, **settings: object) -> Evaluate:
     given = {"solver": "ddc,ddnm:steps=4,pinv", "task": "sr4,inpaint92", "sigma": "0.05"} | settings
-    return Evaluate(pictures, out, f"tiny={model}", size=SIZE, **given)  # type: ignore[arg-type]
+    return Evaluate(pictures, out, f"{model}:name=tiny", size=SIZE, **given)  # type: ignore[arg-type]
 
 
 def figures(out: Path) -> list[dict]:
     """The rows of a run without their times, in one order."""
     rows = [{k: v for k, v in row.items() if k not in ("seconds", "batch")} for row in read_rows(out)[0]]
-    return sorted(rows, key=lambda row: json.dumps([row[k] for k in (*benchmark.KEY, "image")]))
+    return sorted(rows, key=lambda row: json.dumps([row[k] for k in (*KEY, "image")]))
 
 
 def test_the_time_is_up_and_the_next_run_goes_on(
@@ -64,15 +63,15 @@ def test_the_time_is_up_and_the_next_run_goes_on(
     assert command(pictures, tmp_path / "whole", tiny_model).run() == 0
     whole = figures(tmp_path / "whole")
     out = tmp_path / "cut"
-    restore = benchmark.restore_batch
+    measure_batch = Measuring.batch
     now = 0.0
 
-    def slow(case: benchmark.Case, *rest: object) -> benchmark.Restored:
+    def slow(self: Measuring, case: Case, *rest: Any) -> Measured:
         nonlocal now
-        now += case.solver.evaluations()  # a second for each evaluation
-        return restore(case, *rest)  # type: ignore[arg-type]
+        now += case.evaluations  # a second for each evaluation
+        return measure_batch(self, case, *rest)
 
-    monkeypatch.setattr(benchmark, "restore_batch", slow)
+    monkeypatch.setattr(Measuring, "batch", slow)
     monkeypatch.setattr(benchmark.time, "monotonic", lambda: now)
     capsys.readouterr()
     # pinv is free; two batches of ddnm take 4 s each on both tasks; ddc, of 10 s, is then started once
@@ -100,9 +99,7 @@ def test_the_time_is_up_and_the_next_run_goes_on(
     assert [r["psnr"] for r in resumed] == pytest.approx([r["psnr"] for r in whole], abs=1e-3)
 
 
-def test_no_time_at_all(
-    tiny_model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_no_time_at_all(tiny_model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert command(pictures, tmp_path, tiny_model, minutes=0).run() == 0
     assert "30 of 30 rows are missing" in capsys.readouterr().out
     assert not (tmp_path / "report.html").exists()
@@ -110,23 +107,16 @@ def test_no_time_at_all(
 
 def test_what_is_not_known_yet_is_guessed_from_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark.time, "monotonic", lambda: 0.0)
-    clock = benchmark.Clock(60.0)
-    cases = {
-        name: benchmark.Case("m", "sr4", 0.0, name, SOLVERS[name]())
-        for name in ("ddnm", "ddrm", "pigdm", "dps")
-    }
-    assert all(clock.allows(case) for case in cases.values())
-    clock.took(cases["ddrm"], 2.0)  # 20 evaluations
-    assert clock.allows(cases["ddnm"]) and not clock.allows(cases["dps"])
-    clock.took(cases["pigdm"], 61.0)
-    assert (
-        not clock.allows(cases["pigdm"]) and not clock.allows(cases["ddnm"]) and clock.allows(cases["ddrm"])
-    )
+    timer = Timer(60.0)
+    cases = {name: Case("m", "sr4", 0.0, name, SOLVERS[name]()) for name in ("ddnm", "ddrm", "pigdm", "dps")}
+    assert all(timer.allows(case) for case in cases.values())
+    timer.took(cases["ddrm"], 2.0)  # 20 evaluations
+    assert timer.allows(cases["ddnm"]) and not timer.allows(cases["dps"])
+    timer.took(cases["pigdm"], 61.0)
+    assert not timer.allows(cases["pigdm"]) and not timer.allows(cases["ddnm"]) and timer.allows(cases["ddrm"])
 
 
-def test_rows_are_measured_without_the_packages_of_the_report(
-    tiny_model: Path, pictures: Path, tmp_path: Path
-) -> None:
+def test_rows_are_measured_without_the_packages_of_the_report(tiny_model: Path, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     arguments = ["--images", str(pictures), "--out", str(out), "--solver", "ddc,pinv", "--size", str(SIZE)]
     arguments += ["--model", str(tiny_model), "--no-report", "--device", "cpu"]
@@ -169,7 +159,7 @@ def test_a_report_needs_the_rows_alone(
     def nothing(*_: object) -> None:
         raise AssertionError("nothing is left to measure")
 
-    for name in ("Metrics", "restore_batch", "pick_device"):
+    for name in ("Metrics", "Measuring", "pick_device"):
         monkeypatch.setattr(benchmark, name, nothing)
     assert command(pictures, here, there, device="cuda:7").run() == 0
     protocol = json.loads((here / "results.json").read_text())["protocol"]
@@ -185,13 +175,11 @@ def test_a_table_of_the_paper_is_reported_elsewhere_from_rows_of_an_evaluation(
     there = tmp_path / "model"
     shutil.copytree(tiny_model, there)
     out = tmp_path / "run"
-    evaluation = command(
-        pictures, out, there, solver="ddc,pigdm:steps=2,pinv", task="sr4,jpeg10:sigma=0", report=False
-    )
-    Evaluate(**(vars(evaluation) | {"model": f"default={there}"})).run()
+    evaluation = command(pictures, out, there, solver="ddc,pigdm:steps=2,pinv", task="sr4,jpeg10:sigma=0", report=False)
+    Evaluate(**(vars(evaluation) | {"model": f"{there}:name=default"})).run()
     assert {(r["task"], r["sigma"]) for r in read_rows(out)[0]} == {("sr4", 0.05), ("jpeg10", 0.0)}
     shutil.rmtree(there)
-    monkeypatch.setattr("ddc.pipeline.DEFAULT_MODEL", tmp_path / "shipped" / "default")
+    monkeypatch.setattr("ddc.priors.DEFAULT_MODEL", tmp_path / "shipped" / "default")
     table = Reproduce("table3", pictures, out, there, size=SIZE, minutes=0, device="cpu")
     assert table.run() == 0
     rows = json.loads((out / "results.json").read_text())["rows"]
@@ -203,12 +191,12 @@ def test_a_table_of_the_paper_is_reported_elsewhere_from_rows_of_an_evaluation(
 def test_slow_solvers_on_fewer_pictures(
     tiny_model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benchmark, "SLOW", 9)
+    monkeypatch.setattr(benchmark, "SLOW_EVALUATIONS", 9)
     assert command(pictures, tmp_path, tiny_model, slow_limit=2, task="sr4").run() == 0
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert {row["solver"]: row["n"] for row in rows} == {"ddc": 2, "ddnm": 5, "pinv": 5}
     html = (tmp_path / "report.html").read_text()
-    assert "Measured on 2 pictures only, for their time: ddc." in html
+    assert "Measured on 2 pictures only, because they are slow: ddc." in html
     for name in ("0.png", "2.png"):  # what is shown side by side was restored by all
         assert f"sr4, σ = 0.05: {name}" in html
 
@@ -247,43 +235,43 @@ def test_vgg16_by_path(tiny_model: Path, pictures: Path, tmp_path: Path) -> None
 # compiled networks
 
 
-def test_compiled_networks_give_the_same_figures_and_are_compiled_once(
+def test_compiled_networks_are_always_given_full_batches(
     tiny_model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole path but for the code generator, which makes code for CUDA."""
-    sizes = []
+    """The last batch is filled up, because compiling for its size would take minutes."""
+    sizes: list[int] = []
+    solve = RestorationPipeline.solve
 
-    def record(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
-        sizes.append([tuple(x.shape) for x in inputs if x.dim() == 4 and x.shape[-1] == SIZE])
-        return make_boxed_func(graph.forward)
+    def record(self: RestorationPipeline, y: torch.Tensor, *rest: Any) -> torch.Tensor:
+        sizes.append(len(y))
+        return solve(self, y, *rest)
 
-    compiler = functools.partial(torch.compile, backend=aot_autograd(fw_compiler=record))
-    monkeypatch.setattr(torch, "compile", compiler)
-    monkeypatch.setattr(benchmark, "check_compiler", lambda device: None)
-    solvers = ["ddc", "ddnm:steps=3", "dps:steps=3", "mcg:steps=3", "pigdm:steps=3", "reddiff:steps=3"]
+    monkeypatch.setattr(RestorationPipeline, "solve", record)
+    monkeypatch.setattr(benchmark, "device_options", lambda options: {"device": torch.device("cpu")})
     images = load_images(pictures, SIZE)
 
-    def run(out: Path, **options: object) -> list[dict]:
+    def run(out: Path, **options: Any) -> list[dict]:
         models = Models({"tiny": tiny_model})
-        cases = make_cases(models, ["sr4", "inpaint92"], [0.05], solvers)
-        evaluate(cases, images, models, Options(out, **options))  # type: ignore[arg-type]
+        cases = make_cases(models, ["inpaint92"], [0.05], ["ddc", "dps:steps=3"])
+        evaluate(cases, images, models, EvaluationOptions(out, batch_size=3, **options))
         return figures(out)
 
     plain = run(tmp_path / "plain")
-    fast = run(tmp_path / "fast", batch_size=3, compile=True)
-    # the prior, the network, the prior for its gradient, and that gradient: once each, all for batches of three
-    assert [shape[0][0] for shape in sizes] == [3, 3, 3, 3]
-    assert len(fast) == len(plain) == 5 * 2 * len(solvers)
-    for a, b in zip(plain, fast, strict=True):
+    assert sizes == [3, 2, 3, 2]
+    filled = run(tmp_path / "filled", compile=True)
+    assert sizes[4:] == [3, 3, 3, 3]
+    assert len(plain) == len(filled) == 5 * 2
+    for a, b in zip(plain, filled, strict=True):
         assert (a["solver"], a["image"]) == (b["solver"], b["image"])
-        assert a["psnr"] == pytest.approx(b["psnr"], abs=2e-3) and a["lpips"] == pytest.approx(
-            b["lpips"], abs=1e-3
-        )
+        assert a["psnr"] == pytest.approx(b["psnr"], abs=2e-3)
+        assert a["consistency"] == pytest.approx(b["consistency"], abs=1e-3)
 
 
-def test_the_cpu_refuses_to_compile(tiny_model: Path, pictures: Path, tmp_path: Path) -> None:
+def test_the_cpu_refuses_to_compile_and_half_precision(tiny_model: Path, pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--compile needs a CUDA device"):
         command(pictures, tmp_path, tiny_model, compile=True, device="cpu").run()
+    with pytest.raises(UserError, match="--precision fp16 needs a CUDA device"):
+        command(pictures, tmp_path, tiny_model, precision="fp16", device="cpu").run()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -292,19 +280,15 @@ def test_the_cpu_refuses_to_compile(tiny_model: Path, pictures: Path, tmp_path: 
     "name", [name for name, solver in SOLVERS.items() if set(solver.needs) <= {"prior", "network"}]
 )
 def test_no_step_waits_for_the_gpu(name: str, task: str, tiny_model: Path) -> None:
-    device = torch.device("cuda")
-    models = Models({"tiny": tiny_model})
-    models.device = device
+    pipe = RestorationPipeline.from_pretrained(tiny_model).to("cuda", dtype="float32", compile=False, batch=2)
     problem = make_problem(task, 0.0, size=(SIZE, SIZE), seeds=[0, 1])
-    problem = benchmark.dataclasses.replace(problem, operator=benchmark.moved(problem.operator, device))
+    problem.operator.to(pipe.device)
     solver = SOLVERS[name]() if name == "pinv" else SOLVERS[name](steps=4)
     try:
         solver.check(problem)
     except UserError:
         pytest.skip(f"{name} does not take {task}")
-    case = benchmark.Case("tiny", task, 0.0, name, solver)
-    prior, parts = models.parts(case, problem)
-    y = problem.operator(torch.zeros(2, 3, SIZE, SIZE, device=device))
+    y = problem.operator(torch.zeros(2, 3, SIZE, SIZE, device=pipe.device))
     waits: list[int] = []
 
     def watch(step: object) -> None:  # what is made once, before or in the first step, may wait
@@ -312,7 +296,7 @@ def test_no_step_waits_for_the_gpu(name: str, task: str, tiny_model: Path) -> No
         waits.append(0)
 
     try:
-        solver.solve(y, problem, prior, Noise([0, 1], device=device), watch, **parts)
+        pipe.solve(y, problem, solver, [0, 1], watch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(waits) == solver.steps

@@ -12,37 +12,38 @@ FLIP = """
 from ddc.operators import LinearOperator, Operator
 
 class Flip(LinearOperator):
-    def __call__(self, x):
+    def forward(self, x):
         return 0.5 * x.flip(-1)
 
     def adjoint(self, y, size=None):
         return {adjoint}
 
 class Saturate(Operator):
-    def __call__(self, x):
+    def forward(self, x):
         return (3 * x).tanh()
 
 class Needy(Operator):
     def __init__(self, amount):
+        super().__init__()
         self.amount = amount
 
-    def __call__(self, x):
+    def forward(self, x):
         return x * self.amount
 
 class Halved(Operator):
-    def __call__(self, x):
+    def forward(self, x):
         return x[..., ::2, ::2]
 
 class Broken(Operator):
-    def __call__(self, x):
+    def forward(self, x):
         return x @ x.new_zeros(3, 3)
 
 class Infinite(Operator):
-    def __call__(self, x):
+    def forward(self, x):
         return x / 0
 
 class Flat(Operator):
-    def __call__(self, x):
+    def forward(self, x):
         return x.sum()
 """
 
@@ -66,7 +67,7 @@ def test_a_class_in_a_file_is_an_operator(file: Path) -> None:
 
 def test_a_wrong_adjoint_is_refused(file: Path) -> None:
     file.write_text(FLIP.format(adjoint="0.5 * y"))
-    with pytest.raises(UserError, match=r"Flip.adjoint is not the adjoint of its __call__.*check flips"):
+    with pytest.raises(UserError, match=r"Flip.adjoint is not the adjoint of its forward.*check flips"):
         load_operator(f"{file}:Flip")
 
 

@@ -6,9 +6,9 @@ from skimage import data
 from torch import Tensor
 
 from ddc.operators.base import SVDOperator
-from ddc.operators.blur import GaussianBlur
+from ddc.operators.blur import GaussianBlur, GaussianBlurs
 from ddc.operators.superres import AveragePool, Bicubic
-from ddc.training.tasks import GaussianBlurs, round_to_8_bit
+from ddc.training.tasks import round_to_8_bit
 
 OPERATORS = [Bicubic(4), Bicubic(8), AveragePool(4), GaussianBlur(3.0), GaussianBlur(1.0, 9)]
 
@@ -49,9 +49,7 @@ def test_noise_leaves_the_picture_alone(operator: SVDOperator, truth: Tensor) ->
 
 
 @pytest.mark.parametrize("operator", [GaussianBlur(3.0), GaussianBlur(1.0, 9)], ids=str)
-def test_a_measurement_less_exact_than_said_is_left_to_the_network(
-    operator: SVDOperator, truth: Tensor
-) -> None:
+def test_a_measurement_less_exact_than_said_is_left_to_the_network(operator: SVDOperator, truth: Tensor) -> None:
     """A blur's inverse would turn the rounding to 8 bits into large waves."""
     x, y = guess_of(truth), round_to_8_bit(operator(truth))
     assert error(operator.keep_known(x, y, 0.0), x) < 0.05 * error(x, truth)
@@ -62,7 +60,5 @@ def test_blurs_of_a_batch_keep_as_each_alone(truth: Tensor) -> None:
     x = guess_of(truth).repeat(2, 1, 1, 1)
     y = torch.cat([blur(truth) for blur in blurs])
     together = GaussianBlurs(blurs).keep_known(x, y, torch.zeros(2, 1, 1, 1))
-    alone = torch.cat(
-        [blur.keep_known(x[:1], part, 0.0) for blur, part in zip(blurs, y.split(1), strict=True)]
-    )
+    alone = torch.cat([blur.keep_known(x[:1], part, 0.0) for blur, part in zip(blurs, y.split(1), strict=True)])
     assert error(together, alone) < 0.02 * error(alone, x)

@@ -57,7 +57,7 @@ def test_one_observed_pixel_fills_the_picture() -> None:
 def test_filling_is_a_useful_guess() -> None:
     x = torch.from_numpy(data.astronaut()[:256, :256].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
     operator = Inpaint(random_mask((256, 256), 0.92, 0))
-    guess = operator.estimate(operator(x), 0.0)
+    guess = operator.guess(operator(x), 0.0)
     mse = float((guess - x).square().mean()) / 4
     assert -10 * np.log10(mse) > 24
     assert bool((fill_holes(torch.zeros_like(x), torch.zeros(1, 1, 256, 256)) == 0).all())
@@ -80,9 +80,7 @@ def test_masks_from_files(tmp_path: Path) -> None:
     observed[1:3, 2:6] = 255
     expected = torch.from_numpy(observed / 255).float()[None, None]
     Image.fromarray(observed).save(tmp_path / "grey.png")
-    Image.merge("RGBA", [Image.new("L", (7, 5), 9)] * 3 + [Image.fromarray(observed)]).save(
-        tmp_path / "alpha.png"
-    )
+    Image.merge("RGBA", [Image.new("L", (7, 5), 9)] * 3 + [Image.fromarray(observed)]).save(tmp_path / "alpha.png")
     Image.fromarray(observed).convert("1").save(tmp_path / "bits.png")
     Image.fromarray(observed).convert("RGBA").save(tmp_path / "opaque.png")
     turned = Image.Exif()
@@ -97,9 +95,7 @@ def test_masks_from_files(tmp_path: Path) -> None:
 
 
 def test_a_pixel_that_a_soft_brush_touched_is_a_hole(tmp_path: Path) -> None:
-    Image.fromarray(np.array([[255, 240, 180, 90, 0, 255, 255, 255]], dtype=np.uint8)).save(
-        tmp_path / "m.png"
-    )
+    Image.fromarray(np.array([[255, 240, 180, 90, 0, 255, 255, 255]], dtype=np.uint8)).save(tmp_path / "m.png")
     assert read_mask(tmp_path / "m.png").flatten().tolist() == [1, 1, 0, 0, 0, 1, 1, 1]
 
 
@@ -107,7 +103,7 @@ def test_masks_that_cannot_be_meant(tmp_path: Path, caplog: pytest.LogCaptureFix
     zero_one = np.ones((6, 8), dtype=np.uint8)
     zero_one[2:4] = 0
     Image.fromarray(zero_one).save(tmp_path / "m.png")
-    with pytest.raises(UserError, match=r"no known pixel: its values are 0 to 1; expected 0 .* 255"):
+    with pytest.raises(UserError, match=r"no observed pixel: its values are 0 to 1; expected 0 .* 255"):
         read_mask(tmp_path / "m.png")
     Image.new("L", (8, 6), 255).save(tmp_path / "m.png")
     with pytest.raises(UserError, match="no hole"):
@@ -117,7 +113,7 @@ def test_masks_that_cannot_be_meant(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert not caplog.messages
     Image.fromarray(255 - zero_one * 255).save(tmp_path / "m.png")
     read_mask(tmp_path / "m.png")
-    assert "67 % of the picture a hole" in caplog.text and "white is known" in caplog.text
+    assert "67 % of the pixels are holes" in caplog.text and "white is observed" in caplog.text
 
 
 def test_bad_masks_are_refused() -> None:

@@ -72,9 +72,10 @@ class DenseLinear(LinearOperator):
     """y = A x for any 12×12 matrix; its inverses are conjugate gradients."""
 
     def __init__(self, matrix: Array) -> None:
+        super().__init__()
         self.matrix = matrix
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return apply(self.matrix, x)
 
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
@@ -85,6 +86,7 @@ class DenseSVD(SVDOperator):
     """y = U diag(s) Vᵀ x for given orthogonal U and V."""
 
     def __init__(self, u: Array, s: Array, v: Array) -> None:
+        super().__init__()
         self.u, self.s, self.v = u, s, v
         self.matrix = u @ np.diag(s) @ v.T
 
@@ -113,15 +115,13 @@ class GivenNoise(Noise):
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:  # type: ignore[override]
         draw, self.draws = self.draws, self.draws + 1
-        return (
-            images(self.fields[draw]) if draw < len(self.fields) else torch.zeros(shape, dtype=torch.float64)
-        )
+        return images(self.fields[draw]) if draw < len(self.fields) else torch.zeros(shape, dtype=torch.float64)
 
 
-Run = Callable[[Tensor, Noise], Tensor]  # y (B, 3, 2, 2) and noise → x
+AffineMap = Callable[[Tensor, Noise], Tensor]  # y (B, 3, 2, 2) and noise → x
 
 
-def mean_and_covariance(run: Run, y: Array) -> tuple[Array, Array]:
+def mean_and_covariance(run: AffineMap, y: Array) -> tuple[Array, Array]:
     """Those of an affine solver's output, from its answer to no noise and to each unit vector of noise."""
     dry = GivenNoise(np.zeros((0, 1, DIM)))
     run(images(y), dry)

@@ -18,7 +18,7 @@ from ddc.operators.inpaint import random_mask
 from ddc.priors import Prior
 from ddc.problems import Problem
 from ddc.solvers import SOLVERS
-from ddc.solvers.base import Solver, Step
+from ddc.solvers.base import Run, Solver, Step
 from ddc.solvers.bridge import Bridge
 from ddc.solvers.cddb import CDDB
 from ddc.solvers.ddnm import DDNM
@@ -80,11 +80,7 @@ def measured(pictures: Tensor, task: str, sigma_y: float = 0.05) -> tuple[Tensor
 def one(problem: Problem, i: int) -> Problem:
     """The problem of the i-th picture alone: masks are one for each."""
     operator = problem.operator
-    return (
-        replace(problem, operator=Inpaint(operator.mask[i : i + 1]))
-        if isinstance(operator, Inpaint)
-        else problem
-    )
+    return replace(problem, operator=Inpaint(operator.mask[i : i + 1])) if isinstance(operator, Inpaint) else problem
 
 
 def takes(solver: Solver, problem: Problem) -> bool:
@@ -95,12 +91,7 @@ def takes(solver: Solver, problem: Problem) -> bool:
     return True
 
 
-CASES = [
-    (name, task)
-    for name in SOLVERS
-    for task in OPERATORS
-    if takes(short(name), Problem(OPERATORS[task], 0.05))
-]
+CASES = [(name, task) for name in SOLVERS for task in OPERATORS if takes(short(name), Problem(OPERATORS[task], 0.05))]
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)
@@ -109,9 +100,9 @@ def test_a_batch_equals_single_runs_and_is_reproducible(
 ) -> None:
     y, problem = measured(pictures, task)
     solver, seen = short(name), list[Step]()
-    together = solver.solve(y, problem, prior, Noise(SEEDS), seen.append, **parts)
-    again = solver.solve(y, problem, prior, Noise(SEEDS), **parts)
-    other = solver.solve(y, problem, prior, Noise([98, 99]), **parts)
+    together = solver.solve(Run(y, problem, prior, Noise(SEEDS), seen.append, **parts))
+    again = solver.solve(Run(y, problem, prior, Noise(SEEDS), **parts))
+    other = solver.solve(Run(y, problem, prior, Noise([98, 99]), **parts))
 
     assert together.shape == (2, 3, SIZE, SIZE)
     assert together.dtype == torch.float32
@@ -123,7 +114,7 @@ def test_a_batch_equals_single_runs_and_is_reproducible(
     if name not in ("pinv", "pnp-admm") and not only_y:
         assert not torch.equal(together, other)
     for i, seed in enumerate(SEEDS):
-        alone = solver.solve(y[i : i + 1], one(problem, i), prior, Noise([seed]), **parts)
+        alone = solver.solve(Run(y[i : i + 1], one(problem, i), prior, Noise([seed]), **parts))
         # JPEG's rounding turns a last bit into a level
         assert (alone[0] - together[i]).abs().max() < (0.05 if task == "jpeg10" else 1e-3)
 
@@ -141,9 +132,7 @@ def test_a_batch_equals_single_runs_and_is_reproducible(
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_network_evaluations_are_counted(
-    name: str, pictures: Tensor, prior: Prior, parts: dict[str, Any]
-) -> None:
+def test_network_evaluations_are_counted(name: str, pictures: Tensor, prior: Prior, parts: dict[str, Any]) -> None:
     y, problem = measured(pictures, "sr4")
     calls = 0
 
@@ -154,7 +143,7 @@ def test_network_evaluations_are_counted(
     networks = [prior.unet, parts["network"].unet, parts["bridge"].unet, parts["denoiser"]]
     hooks = [network.register_forward_hook(count) for network in networks]
     try:
-        short(name).solve(y, problem, prior, Noise(SEEDS), **parts)
+        short(name).solve(Run(y, problem, prior, Noise(SEEDS), **parts))
     finally:
         for hook in hooks:
             hook.remove()
@@ -168,7 +157,7 @@ def test_any_size_and_colourisation(name: str, prior: Prior, parts: dict[str, An
         picture = x[..., :18, :22] if isinstance(operator, Bicubic) else x
         problem = Problem(operator, 0.02)
         y = problem.measure(picture, Noise([0]).normal(operator(picture).shape))
-        out = short(name).solve(y, problem, prior, Noise([0]), **parts)
+        out = short(name).solve(Run(y, problem, prior, Noise([0]), **parts))
         assert out.shape == picture.shape
         assert bool(out.isfinite().all())
 
@@ -178,9 +167,9 @@ def test_settings_are_documented_and_frozen(name: str) -> None:
     kind = SOLVERS[name]
     assert kind.name == name
     assert kind.__doc__ is not None and "\n" not in kind.__doc__.strip()
-    source = inspect.getsource(kind)
     for field in fields(kind):
-        after = source.split(f"    {field.name}: ", 1)[1].split("\n")[1]
+        home = next(base for base in kind.__mro__ if field.name in vars(base).get("__annotations__", {}))
+        after = inspect.getsource(home).split(f"    {field.name}: ", 1)[1].split("\n")[1]
         assert after.strip().startswith('"""') and after.strip().endswith('."""'), field.name
     with pytest.raises(AttributeError):
         kind().steps = 3  # type: ignore[misc]
@@ -228,18 +217,14 @@ def test_refusals_name_a_solver_that_can() -> None:
     refused_motion = [name for name in SOLVERS if not takes(short(name), motion)]
     assert refused_jpeg == ["ddnm", "ddrm", "pnp-admm", "mcg", "dds", "diffpir"]
     assert refused_motion == ["ddnm", "ddrm"]
-    assert takes(
-        short("ddnm"), Problem(KernelBlur(MOTION), 0.0)
-    )  # without noise the pseudo-inverse is enough
+    assert takes(short("ddnm"), Problem(KernelBlur(MOTION), 0.0))  # without noise the pseudo-inverse is enough
     for problem, names in ((jpeg, refused_jpeg), (motion, refused_motion)):
         for name in names:
             with pytest.raises(UserError, match=problem.name) as refusal:
                 short(name).check(problem)
             suggested = str(refusal.value).split("Use ")[1]
             assert name not in suggested
-            offered = [
-                other for other in SOLVERS if other in suggested.replace(",", "").replace(".", "").split()
-            ]
+            offered = [other for other in SOLVERS if other in suggested.replace(",", "").replace(".", "").split()]
             assert offered
             assert all(takes(short(other), problem) for other in offered)
 
@@ -248,7 +233,7 @@ def test_refusals_name_a_solver_that_can() -> None:
 def test_blur_without_an_svd(name: str, pictures: Tensor, prior: Prior, parts: dict[str, Any]) -> None:
     problem = Problem(KernelBlur(MOTION), 0.05, "motion")
     y = problem.measure(pictures, Noise([1, 2]).normal(pictures.shape))
-    out = short(name).solve(y, problem, prior, Noise(SEEDS), **parts)
+    out = short(name).solve(Run(y, problem, prior, Noise(SEEDS), **parts))
     assert out.shape == pictures.shape
     assert bool(out.isfinite().all())
 
@@ -258,12 +243,10 @@ IMPOSSIBLE.remove(("pnp-admm", 1001))  # it has no schedule that could be too sh
 
 
 @pytest.mark.parametrize(("name", "steps"), IMPOSSIBLE)
-def test_impossible_steps(
-    name: str, steps: int, pictures: Tensor, prior: Prior, parts: dict[str, Any]
-) -> None:
+def test_impossible_steps(name: str, steps: int, pictures: Tensor, prior: Prior, parts: dict[str, Any]) -> None:
     y, problem = measured(pictures, "sr4")
     with pytest.raises(UserError, match="step"):
-        SOLVERS[name](steps=steps).solve(y, problem, prior, Noise(SEEDS), **parts)
+        SOLVERS[name](steps=steps).solve(Run(y, problem, prior, Noise(SEEDS), **parts))
 
 
 def test_pinv_has_one_step() -> None:
@@ -279,7 +262,7 @@ def test_pinv_has_one_step() -> None:
 def test_ddnm_without_noise_ends_on_the_measurement(task: str, pictures: Tensor, prior: Prior) -> None:
     problem = Problem(OPERATORS[task], 0.0, task)
     y = problem.measure(pictures)
-    x = DDNM(steps=10).solve(y, problem, prior, Noise(SEEDS))
+    x = DDNM(steps=10).solve(Run(y, problem, prior, Noise(SEEDS)))
     residual = problem.operator(x) - y
     print(f"DDNM at σ = 0, {task}: ‖A x − y‖∞ = {float(residual.abs().max()):.1e}")
     # Gaussian blur has singular values below the cut-off of 0.03, which are left as the prior has them
@@ -307,19 +290,17 @@ def test_checkpointing_changes_memory_and_nothing_else(
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            results.append(solver.solve(y, problem, prior, Noise(SEEDS)))
+            results.append(solver.solve(Run(y, problem, prior, Noise(SEEDS))))
         kept.append(size)
     assert torch.allclose(results[0], results[1], atol=1e-5)
     assert kept[1] < 0.75 * kept[0]
 
 
 @pytest.mark.parametrize("name", ["dps", "pigdm", "reddiff", "cddb"])
-def test_gradients_in_inference_mode(
-    name: str, pictures: Tensor, prior: Prior, parts: dict[str, Any]
-) -> None:
+def test_gradients_in_inference_mode(name: str, pictures: Tensor, prior: Prior, parts: dict[str, Any]) -> None:
     for task in ("sr4", "jpeg10"):
         y, problem = measured(pictures, task)
-        expected = short(name).solve(y, problem, prior, Noise(SEEDS), **parts)
+        expected = short(name).solve(Run(y, problem, prior, Noise(SEEDS), **parts))
         with torch.inference_mode():
-            out = short(name).solve(y.clone(), problem, prior, Noise(SEEDS), **parts)
+            out = short(name).solve(Run(y.clone(), problem, prior, Noise(SEEDS), **parts))
         assert torch.allclose(out, expected, atol=1e-5)

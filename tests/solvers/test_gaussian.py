@@ -23,10 +23,11 @@ from gaussian_prior import (
 )
 from torch import Tensor
 
+from ddc.consistency import Measured
 from ddc.noise import Noise
 from ddc.problems import Problem
 from ddc.solvers import SOLVERS
-from ddc.solvers.base import Solver
+from ddc.solvers.base import Run, Solver
 from ddc.solvers.bridge import BridgeSchedule
 from ddc.solvers.cddb import CDDB
 from ddc.solvers.ddc import DDC
@@ -45,9 +46,7 @@ from ddc.solvers.unconditional import Unconditional
 I = np.eye(DIM)
 RNG = np.random.default_rng(7)
 _basis = random_orthogonal(RNG)
-PRIOR = GaussianPrior(
-    0.3 * RNG.standard_normal(DIM), _basis @ np.diag(np.geomspace(0.02, 0.5, DIM)) @ _basis.T
-)
+PRIOR = GaussianPrior(0.3 * RNG.standard_normal(DIM), _basis @ np.diag(np.geomspace(0.02, 0.5, DIM)) @ _basis.T)
 # few distinct singular values, so that five conjugate-gradient iterations are exact; five directions unmeasured
 OPERATOR = DenseSVD(
     random_orthogonal(RNG), np.array([1.0, 1, 0.7, 0.7, 0.4, 0.4, 0.2, 0, 0, 0, 0, 0]), random_orthogonal(RNG)
@@ -73,7 +72,7 @@ def problem(sigma: float) -> Problem:
 
 
 def solve(solver: Solver, sigma: float, **parts: Any) -> Callable[[Tensor, Noise], Tensor]:
-    return lambda y, noise: solver.solve(y, problem(sigma), PRIOR, noise, **parts)
+    return lambda y, noise: solver.solve(Run(y, problem(sigma), PRIOR, noise, **parts))
 
 
 def recursion(pairs: list[tuple[int, int]], step: Callable[[int, int], Affine], start: Moments) -> Moments:
@@ -264,7 +263,7 @@ class GaussianBridge:
 
 def reference_bridge(solver: I2SB | CDDB, sigma: float) -> Moments:
     bridge, y = GaussianBridge(sigma), measurement(sigma)
-    c = 0.0 if isinstance(solver, I2SB) else 1.0
+    c = 1.0 if isinstance(solver, CDDB) else 0.0
 
     def step(n: int, m: int) -> Affine:
         K, k = bridge.denoiser(n)
@@ -403,19 +402,16 @@ def test_unconditional_ddim_converges_to_the_prior() -> None:
 
 
 class Oracle:
-    """Δ = x̂0 − E[x0 | x_t, y], from x̂0 alone: with a Gaussian prior x_t can be had back from it."""
+    """The exact data-consistency step, x̂0 → E[x0 | x_t, y]: with a Gaussian prior x_t can be had back from x̂0."""
 
     def __init__(self, y: Array, sigma: float) -> None:
         self.posterior = GaussianPrior(*PRIOR.posterior(A, y, sigma))
 
-    def describe(self, y: Tensor, x0: Tensor, problem: Problem, before: Tensor | None = None) -> Tensor:
-        return y
-
-    def __call__(self, known: Tensor, x0: Tensor, t: int) -> Tensor:
+    def consistent(self, measured: Measured, x0: Tensor, t: int, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
         K, k, _, _ = PRIOR.denoiser(t)
         x = (vectors(x0) - k) @ np.linalg.inv(K).T
         R, r, _, _ = self.posterior.denoiser(t)
-        return x0 - images(x @ R.T + r)
+        return images(x @ R.T + r), measured[1]
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.4])
@@ -440,7 +436,7 @@ def test_ddnm_plus_equals_ddrm_where_it_is_measured(eta: float, sigma: float) ->
     paths = []
     for solver in (DDNM(steps=steps, eta=eta), DDRM(steps=steps, eta=eta, eta_b=1.0)):
         prior.seen.clear()
-        solver.solve(images(measurement(sigma)), problem(sigma), prior, GivenNoise(fields))
+        solver.solve(Run(images(measurement(sigma)), problem(sigma), prior, GivenNoise(fields)))
         paths.append(torch.cat(prior.seen[1:]))
     difference = OPERATOR.Vt(paths[0] - paths[1]) * (images(OPERATOR.s) > 0)
     print(f"DDNM+ − DDRM on measured coordinates, η {eta}, σ {sigma}: {difference.abs().max():.1e}")
@@ -450,7 +446,7 @@ def test_ddnm_plus_equals_ddrm_where_it_is_measured(eta: float, sigma: float) ->
 
 def test_ddnm_without_noise_ends_on_the_measurement() -> None:
     y = images(CLEAN)
-    x = DDNM().solve(y, problem(0.0), PRIOR, GivenNoise(given_fields(101)))
+    x = DDNM().solve(Run(y, problem(0.0), PRIOR, GivenNoise(given_fields(101))))
     assert (OPERATOR(x) - y).abs().max() < 1e-12
 
 
@@ -458,8 +454,8 @@ def test_operators_without_an_svd_give_the_same_by_conjugate_gradients() -> None
     y, noise = images(measurement(0.4)), given_fields(101)
     dense = Problem(DenseLinear(A), 0.2, "dense")
     for solver in (PiGDM(steps=10), DiffPIR(steps=10), DDS(steps=10)):
-        direct = solver.solve(y, problem(0.4), PRIOR, GivenNoise(noise))
-        iterated = solver.solve(y, dense, PRIOR, GivenNoise(noise))
+        direct = solver.solve(Run(y, problem(0.4), PRIOR, GivenNoise(noise)))
+        iterated = solver.solve(Run(y, dense, PRIOR, GivenNoise(noise)))
         assert (direct - iterated).abs().max() < 1e-4, solver.name
 
 
@@ -469,10 +465,10 @@ def test_one_sigma_for_each_image() -> None:
     ys = images(np.stack([measurement(2 * float(sigma)) for sigma in sigmas]))
     fields = np.random.default_rng(5).standard_normal((40, 3, DIM))
     for solver in (DDNM(steps=8), DDRM(steps=8), PiGDM(steps=8), DiffPIR(steps=8)):
-        together = solver.solve(ys, Problem(OPERATOR, sigmas), PRIOR, GivenNoise(fields))
+        together = solver.solve(Run(ys, Problem(OPERATOR, sigmas), PRIOR, GivenNoise(fields)))
         for i, sigma in enumerate(sigmas):
             alone = solver.solve(
-                ys[i : i + 1], Problem(OPERATOR, float(sigma)), PRIOR, GivenNoise(fields[:, i : i + 1])
+                Run(ys[i : i + 1], Problem(OPERATOR, float(sigma)), PRIOR, GivenNoise(fields[:, i : i + 1]))
             )
             assert (together[i] - alone[0]).abs().max() < 1e-10, (solver.name, float(sigma))
 
@@ -490,9 +486,7 @@ def test_distance_to_the_posterior(name: str, sigma: float, record_property: Cal
     exact = PRIOR.posterior(A, y, sigma)
     scale = wasserstein((PRIOR.mean, PRIOR.covariance), exact)
     solver = SOLVERS[name]()
-    if isinstance(
-        solver, DPS | MCG
-    ):  # a unit step of the unsquared norm is small among 256² pixels, not among 12
+    if isinstance(solver, DPS | MCG):  # a unit step of the unsquared norm is small among 256² pixels, not among 12
         solver = replace(solver, zeta=(DIM / (3 * 256**2)) ** 0.5, steps=200)
     run = solve(solver, sigma, **parts_for(solver, sigma))
     if name in SAMPLED:
@@ -507,7 +501,5 @@ def test_distance_to_the_posterior(name: str, sigma: float, record_property: Cal
     assert np.isfinite(distance)
     # with little noise every solver ends nearer to the posterior than the prior is; with much, those that
     # reckon with it
-    if name in ("ddnm", "ddrm", "pigdm", "diffpir") or (
-        sigma == 0.1 and name not in ("unconditional", "pinv")
-    ):
+    if name in ("ddnm", "ddrm", "pigdm", "diffpir") or (sigma == 0.1 and name not in ("unconditional", "pinv")):
         assert distance < scale

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ddc.errors import UserError
+from ddc.models import load_parts
 from ddc.networks import CompactUNet, save_network
 from ddc.operators import Bicubic
 from ddc.problems import Problem
@@ -21,9 +22,7 @@ SR4 = Problem(Bicubic(4), 0.0, "sr4")
 
 
 def tiny_bridge(in_channels: int = 3) -> Bridge:
-    unet = CompactUNet(
-        in_channels, channels=(8, 16), encoder_blocks=(1, 1), decoder_blocks=(1,), groups=4, head_dim=8
-    )
+    unet = CompactUNet(in_channels, channels=(8, 16), encoder_blocks=(1, 1), decoder_blocks=(1,), groups=4, head_dim=8)
     torch.nn.init.normal_(unet.exit.weight, std=0.1)
     return Bridge(unet.eval(), "sr4")
 
@@ -67,9 +66,7 @@ def test_bridge_steps_compose_to_the_bridge() -> None:
         expected = schedule.sample(x0, x1, m, zero)
         assert torch.allclose(mean, expected, atol=1e-12)
         assert torch.allclose(var, (schedule.sample(x0, x1, m, unit) - expected) ** 2, atol=1e-12)
-    assert torch.equal(
-        schedule.step(x1, x0, 50, 0, unit), schedule.step(x1, x0, 50, 0, zero)
-    )  # no noise at 0
+    assert torch.equal(schedule.step(x1, x0, 50, 0, unit), schedule.step(x1, x0, 50, 0, zero))  # no noise at 0
 
 
 def test_bridge_target_and_clean_are_inverse_also_per_image() -> None:
@@ -97,12 +94,12 @@ def test_bridge_folder_round_trip(tmp_path: Path) -> None:
     bridge.save_pretrained(tmp_path / "i2sb-sr4")
     x = torch.rand(1, 3, 16, 16)
     for solver in (I2SB(), CDDB()):
-        loaded = solver.load_parts(tmp_path, SR4)["bridge"]
+        loaded = load_parts(solver, tmp_path, SR4)["bridge"]
         assert loaded.task == "sr4"
         assert torch.equal(loaded(x, 10), bridge(x, 10))
     beside = tmp_path / "model"
     beside.mkdir()
-    assert I2SB().load_parts(beside, SR4)["bridge"].task == "sr4"
+    assert load_parts(I2SB(), beside, SR4)["bridge"].task == "sr4"
 
 
 def test_bridge_knows_its_noise_and_speaks_of_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -111,7 +108,7 @@ def test_bridge_knows_its_noise_and_speaks_of_more(tmp_path: Path, caplog: pytes
     bridge.save_pretrained(tmp_path / "i2sb-sr4")
     for sigma_y, warned in ((0.0, 0), (0.02, 0), (0.05, 1)):
         caplog.clear()
-        loaded = CDDB().load_parts(tmp_path, Problem(Bicubic(4), sigma_y, "sr4"))["bridge"]
+        loaded = load_parts(CDDB(), tmp_path, Problem(Bicubic(4), sigma_y, "sr4"))["bridge"]
         assert loaded.sigma_max == 0.02
         assert sum("at most 0.02, not 0.05" in text for text in caplog.messages) == warned
 
@@ -120,7 +117,7 @@ def test_missing_bridge_says_how_to_train_it(tmp_path: Path) -> None:
     other = Problem(Bicubic(4), 0.0, "no-such-task")
     for solver in (I2SB(), CDDB()):
         with pytest.raises(UserError, match="ddc train i2sb --task no-such-task"):
-            solver.load_parts(tmp_path, other)
+            load_parts(solver, tmp_path, other)
 
 
 def test_wrong_bridges_are_refused(tmp_path: Path) -> None:
@@ -128,14 +125,14 @@ def test_wrong_bridges_are_refused(tmp_path: Path) -> None:
         tiny_bridge(6)
     save_network(tiny_bridge().unet, tmp_path / "i2sb-sr4")
     with pytest.raises(UserError, match="names no task"):
-        I2SB().load_parts(tmp_path, SR4)
+        load_parts(I2SB(), tmp_path, SR4)
 
 
 def test_dncnn_folder_round_trip(tmp_path: Path) -> None:
     network = DnCNN(depth=4, width=8)
     torch.nn.init.normal_(network.layers[-1].weight, std=0.1)
     network.save_pretrained(tmp_path / "dncnn", dtype=torch.float32)
-    loaded = PnPADMM().load_parts(tmp_path, SR4)["denoiser"]
+    loaded = load_parts(PnPADMM(), tmp_path, SR4)["denoiser"]
     x = torch.rand(2, 3, 7, 9)
     assert loaded.config == network.config
     assert torch.equal(loaded(x), network(x))
@@ -154,14 +151,14 @@ def test_bad_dncnn_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     config = tmp_path / "dncnn" / "config.json"
     config.write_text(config.read_text().replace('"width": 8', '"width": 16'))
     with pytest.raises(UserError, match="do not fit"):
-        PnPADMM().load_parts(tmp_path, SR4)
+        load_parts(PnPADMM(), tmp_path, SR4)
     config.write_text('{"channels": [8]}')
     with pytest.raises(UserError, match="not a DnCNN"):
-        PnPADMM().load_parts(tmp_path, SR4)
-    monkeypatch.setattr("ddc.solvers.pnp_admm.find_part", lambda name, model: None)
+        load_parts(PnPADMM(), tmp_path, SR4)
+    monkeypatch.setattr("ddc.models.find_part", lambda name, model: None)
     with pytest.raises(UserError, match="ddc train dncnn"):
-        PnPADMM().load_parts(tmp_path, SR4)
+        load_parts(PnPADMM(), tmp_path, SR4)
 
 
 def test_most_solvers_bring_nothing() -> None:
-    assert DPS().load_parts(None, SR4) == {}
+    assert load_parts(DPS(), None, SR4) == {}

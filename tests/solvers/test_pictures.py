@@ -19,7 +19,7 @@ from ddc.priors import Prediction
 from ddc.problems import Problem
 from ddc.schedule import Schedule
 from ddc.solvers import SOLVERS
-from ddc.solvers.base import Solver
+from ddc.solvers.base import Run, Solver
 from ddc.solvers.ddnm import DDNM
 from ddc.solvers.ddrm import DDRM
 from ddc.solvers.dps import DPS
@@ -93,7 +93,7 @@ def measured(pictures: Tensor, task: str, sigma_y: float) -> tuple[Tensor, Probl
 
 
 def restore(solver: Solver, y: Tensor, problem: Problem) -> Tensor:
-    return solver.solve(y, problem, PRIOR, Noise(SEEDS), denoiser=denoise_unit)
+    return solver.solve(Run(y, problem, PRIOR, Noise(SEEDS), denoiser=denoise_unit))
 
 
 def psnr(x: Tensor, truth: Tensor) -> float:

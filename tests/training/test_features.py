@@ -6,9 +6,10 @@ import pytest
 import torch
 from training_parts import tiny, tiny_objective
 
+from ddc.datasets import find_sources
 from ddc.errors import UserError
 from ddc.perceptual import unit_length
-from ddc.training.data import Draws, find_sources, load_pool
+from ddc.training.data import Draws, Pool
 from ddc.training.features import PriorFeatures
 
 
@@ -69,7 +70,7 @@ def test_a_prior_without_known_features_is_refused() -> None:
 
 
 def test_the_term_of_the_loss(pictures: Path) -> None:
-    draws = Draws(load_pool(find_sources([pictures]), 32), 32, seed=2)
+    draws = Draws(Pool(find_sources([pictures]), 32), 32, seed=2)
     losses = []
     for weight in (0.0, 0.5):
         objective = tiny_objective(w_mse=0.0, w_kl=0.0, w_features=weight)

@@ -1,28 +1,29 @@
 """A tiny network, trained here on two photographs, restores a third better than the pseudo-inverse does."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 from skimage import data
 from torch import Tensor
-from training_parts import settings
+from training_parts import QUICK
 
 from ddc.consistency import DataConsistency
 from ddc.images import to_internal
 from ddc.networks import CompactUNet
 from ddc.noise import Noise
 from ddc.priors import Prior, schedule_from_config, scheduler_config
-from ddc.problems import measure_named
-from ddc.solvers.base import pseudo_inverse
+from ddc.problems import measure
+from ddc.solvers.base import Run
 from ddc.solvers.ddc import DDC
 from ddc.solvers.dncnn import DnCNN
 from ddc.training.ddc import DDCObjective
 from ddc.training.dncnn import DnCNNObjective
 from ddc.training.loop import train
 from ddc.training.objectives import figures_of
-from ddc.training.tasks import TaskMix, parse_tasks
+from ddc.training.settings import DDCSettings, DnCNNSettings
 
 
 @pytest.fixture
@@ -47,26 +48,42 @@ def test_gain_over_the_pseudo_inverse(task: str, folder: Path, truth: Tensor, tm
     prior = Prior(unet, schedule_from_config(config), "v_prediction", 1.0, config)
     network = DataConsistency(CompactUNet(7, 3, channels=(16, 32), **small), ("estimate", "sigma"), "blend")
     # from noise in one step, where the first guess from y is corrected: what little training can teach
-    mixes = ((1.0, TaskMix(parse_tasks(task), 0.1)),)
-    objective = DDCObjective(network, prior, mixes, None, trajectory_share=1.0, trajectory_steps=(1,))
-    how = {"steps": 150, "batch_size": 8, "warmup": 10, "learning_rate": 3e-3, "ema": 0.9, "log_every": 50}
-    train(objective, settings(folder, tmp_path / "run", crop=48, **how), report=lambda line: None)
+    how: dict[str, Any] = {
+        "steps": 150,
+        "batch_size": 8,
+        "warmup": 10,
+        "learning_rate": 3e-3,
+        "ema": 0.9,
+        "log_every": 50,
+    }
+    how |= {"crop": 48, "prior": folder, "tasks": task, "sigma_max": 0.1}
+    how |= {"trajectory_share": 1.0, "trajectory_steps": (1,)}
+    settings = DDCSettings(data=(folder,), out=tmp_path / "run", **(QUICK | how))
+    train(DDCObjective(settings, network, prior), report=lambda line: None)
 
     trained = DataConsistency.from_pretrained(tmp_path / "run" / "model")
-    problem, y = measure_named(task, 0.1, truth, ["cat"])
-    restored = DDC(steps=1).solve(y, problem, prior, Noise([0]), network=trained)
+    problem, y = measure(task, 0.1, truth, ["cat"])
+    run = Run(y, problem, prior, Noise([0]), network=trained)
+    restored = DDC(steps=1).solve(run)
     after = figures_of("x", restored, truth, None)["x/psnr"][0]
-    before = figures_of("x", pseudo_inverse(y, problem), truth, None)["x/psnr"][0]
+    before = figures_of("x", run.pseudo_inverse(), truth, None)["x/psnr"][0]
     print(f"{task}: {before:.2f} → {after:.2f} dB")
     assert after >= before + 1
 
 
 def test_gain_of_a_denoiser(folder: Path, truth: Tensor, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    objective = DnCNNObjective(DnCNN(4, 24, 0.1))
-    how = {"steps": 80, "batch_size": 8, "warmup": 10, "learning_rate": 3e-3, "ema": 0.9, "log_every": 40}
-    train(objective, settings(folder, tmp_path / "run", **how), report=lambda line: None)
-    trained = DnCNNObjective(DnCNN.from_pretrained(tmp_path / "run" / "dncnn"))
+    how: dict[str, Any] = {
+        "steps": 80,
+        "batch_size": 8,
+        "warmup": 10,
+        "learning_rate": 3e-3,
+        "ema": 0.9,
+        "log_every": 40,
+    }
+    settings = DnCNNSettings(data=(folder,), out=tmp_path / "run", **(QUICK | how))
+    train(DnCNNObjective(settings, DnCNN(4, 24, 0.1)), report=lambda line: None)
+    trained = DnCNNObjective(settings, DnCNN.from_pretrained(tmp_path / "run" / "dncnn"))
     figures = trained.validate(truth, ["cat"])
     before, after = figures["noisy/psnr"][0], figures["denoised/psnr"][0]
     print(f"dncnn: {before:.2f} → {after:.2f} dB")

@@ -22,20 +22,19 @@ from safetensors.torch import load_file
 from training_parts import (
     INPUTS,
     quick_arguments,
-    settings,
     tiny,
     tiny_objective,
     tiny_prior,
+    tiny_prior_objective,
     write_config,
 )
 
 from ddc.cli import main
 from ddc.errors import UserError
-from ddc.training import checkpoints
-from ddc.training.checkpoints import latest_checkpoint, read_checkpoint
+from ddc.training import output
 from ddc.training.ddc import DDCObjective
 from ddc.training.loop import Average, Guard, learning_rate_factor, train
-from ddc.training.prior import PriorObjective
+from ddc.training.output import latest_checkpoint, read_checkpoint
 
 
 def quiet(line: str) -> None:
@@ -60,15 +59,13 @@ def assert_same(one: Path, other: Path) -> None:
 # -- schedules, averages, accumulation ----------------------------------------------------------------------
 
 
-def test_learning_rates(tmp_path: Path) -> None:
+def test_learning_rates() -> None:
     def rate(schedule: Any, step: int, share: float) -> float:
-        how = settings(tmp_path, tmp_path, schedule=schedule, warmup=10, decay_share=0.25)
-        return learning_rate_factor(how, step, share)
+        objective = tiny_prior_objective(schedule=schedule, warmup=10, decay_share=0.25)
+        return learning_rate_factor(objective.settings, step, share)
 
     assert rate("constant", 0, 0.0) == pytest.approx(0.1) and rate("constant", 500, 0.9) == 1
-    assert rate("cosine", 50, 0.5) == pytest.approx(0.5) and rate("cosine", 50, 1.0) == pytest.approx(
-        0, abs=1e-9
-    )
+    assert rate("cosine", 50, 0.5) == pytest.approx(0.5) and rate("cosine", 50, 1.0) == pytest.approx(0, abs=1e-9)
     assert rate("cosine", 50, 0.25) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
     assert rate("decay", 50, 0.74) == 1 and rate("decay", 50, 0.875) == pytest.approx(0.5)
     assert rate("decay", 4, 0.0) == pytest.approx(0.5)
@@ -90,10 +87,8 @@ def test_the_average_warms_up() -> None:
 def test_accumulated_batches_equal_a_larger_one(pictures: Path, tmp_path: Path) -> None:
     states, rates = [], []
     for name, batch, accumulate in (("one", 4, 1), ("two", 2, 2)):
-        how = settings(
-            pictures, tmp_path / name, batch_size=batch, accumulate=accumulate, steps=3, learning_rate=1e-4
-        )
-        progress = train(tiny_objective(), how, quiet)
+        how = {"batch_size": batch, "accumulate": accumulate, "steps": 3, "learning_rate": 1e-4}
+        progress = train(tiny_objective(pictures, tmp_path / name, **how), quiet)
         states.append(final_state(tmp_path / name)["weights"])
         rates.append([figures["rate"] for figures in progress.history])
         assert progress.step == 3
@@ -116,9 +111,9 @@ def test_minutes_and_total_minutes(pictures: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("ddc.training.loop.time", SimpleNamespace(monotonic=tick))
     how: dict[str, Any] = {"total_minutes": 1.0, "warmup": 1, "save_every": 1000, "steps": 10**6}
     begun = clock.now
-    first = train(PriorObjective(tiny_prior()), settings(pictures, tmp_path, minutes=0.5, **how), quiet)
+    first = train(tiny_prior_objective(pictures, tmp_path, minutes=0.5, **how), quiet)
     assert clock.now - begun < 33 and 25 < first.seconds <= 30  # stopped, and saved, in time
-    second = train(PriorObjective(tiny_prior()), settings(pictures, tmp_path, minutes=10, **how), quiet)
+    second = train(tiny_prior_objective(pictures, tmp_path, minutes=10, **how), quiet)
     assert second.step > first.step and 59 < second.seconds < 63  # the sum of both calls
     rates = [figures["rate"] for figures in first.history + second.history]
     assert rates == sorted(rates, reverse=True) and rates[-1] < 0.01 * rates[0]  # one cosine over both
@@ -136,7 +131,7 @@ def command(kind: str, pictures: Path, folder: Path, out: Path, **options: Any) 
     if not (folder / "prior").exists():
         tiny_prior().save_pretrained(folder / "prior")
     config = write_config(folder / "network.json", inputs=INPUTS, residual="blend")
-    tasks = "sr4,gauss1-2,inpaint92,jpeg10-30,denoise,motion5-9:0.5,strokes"
+    tasks = "sr4,gauss1-2,inpaint92,jpeg10-30,denoise,motion5-9:weight=0.5,strokes"
     return [*words, "--network", str(config), "--prior", str(folder / "prior"), "--tasks", tasks]
 
 
@@ -196,8 +191,8 @@ def test_a_full_disk_leaves_the_previous_checkpoint(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    how = settings(pictures, tmp_path / "run", steps=6, save_every=2)
-    real, calls = checkpoints.save_file, []
+    how: dict[str, Any] = {"steps": 6, "save_every": 2}
+    real, calls = output.save_file, []
 
     def fills_up(tensors: Any, path: Path) -> None:
         calls.append(path)
@@ -206,13 +201,13 @@ def test_a_full_disk_leaves_the_previous_checkpoint(
             raise OSError(28, "No space left on device")
         real(tensors, path)
 
-    monkeypatch.setattr(checkpoints, "save_file", fills_up)
+    monkeypatch.setattr(output, "save_file", fills_up)
     with pytest.raises(UserError, match=r"could not be written .*No space left.*previous one is untouched"):
-        train(PriorObjective(tiny_prior()), how, quiet)
+        train(tiny_prior_objective(pictures, tmp_path / "run", **how), quiet)
     monkeypatch.undo()
     assert [p.name for p in (tmp_path / "run/checkpoints").iterdir() if p.is_dir()] == ["step-00000002"]
-    assert train(PriorObjective(tiny_prior()), how, quiet).step == 6
-    train(PriorObjective(tiny_prior()), settings(pictures, tmp_path / "whole", steps=6, save_every=2), quiet)
+    assert train(tiny_prior_objective(pictures, tmp_path / "run", **how), quiet).step == 6
+    train(tiny_prior_objective(pictures, tmp_path / "whole", steps=6, save_every=2), quiet)
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
@@ -231,11 +226,11 @@ def test_a_loss_that_is_no_number_stops_with_a_good_state(
     pictures: Path,
     tmp_path: Path,
 ) -> None:
-    plain = tiny_objective(tasks="sr4,jpeg10")
-    objective = Poisoned(plain.network, plain.prior, plain.mixes, None)
-    how = settings(pictures, tmp_path, steps=10, log_every=log_every, save_every=2)
+    how = {"steps": 10, "log_every": log_every, "save_every": 2}
+    plain = tiny_objective(pictures, tmp_path, tasks="sr4,jpeg10", **how)
+    objective = Poisoned(plain.settings, plain.network, plain.prior)
     with pytest.raises(UserError, match=r"not finite at step 3 \(tasks (jpeg10|sr4|jpeg10, sr4)\).*saved in"):
-        train(objective, how, quiet)
+        train(objective, quiet)
     weights = load_file(tmp_path / "not-finite" / "step-00000003" / "weights.safetensors")
     assert all(torch.equal(weights[k], v) for k, v in objective.before.items())
     latest = latest_checkpoint(tmp_path / "checkpoints")
@@ -299,24 +294,23 @@ def test_resuming_with_other_settings_is_refused(
 
 
 def test_an_older_record_without_new_settings_is_taken(pictures: Path, tmp_path: Path) -> None:
-    how = settings(pictures, tmp_path, steps=1)
-    train(PriorObjective(tiny_prior()), how, quiet)
+    train(tiny_prior_objective(pictures, tmp_path, steps=1), quiet)
     path = tmp_path / "checkpoints/step-00000001/record.json"
     record = json.loads(path.read_text())
     for key in ("pictures", "processes", "flip"):
         del record["settings"][key]
     path.write_text(json.dumps(record))
-    assert train(PriorObjective(tiny_prior()), settings(pictures, tmp_path, steps=2), quiet).step == 2
+    assert train(tiny_prior_objective(pictures, tmp_path, steps=2), quiet).step == 2
     with pytest.raises(UserError, match="flip was True and is False"):
-        train(PriorObjective(tiny_prior()), settings(pictures, tmp_path, steps=3, flip=False), quiet)
+        train(tiny_prior_objective(pictures, tmp_path, steps=3, flip=False), quiet)
 
 
 def test_old_checkpoints_go_and_beginning_again_keeps_the_newest(pictures: Path, tmp_path: Path) -> None:
-    train(PriorObjective(tiny_prior()), settings(pictures, tmp_path, steps=6, save_every=1, keep=2), quiet)
+    train(tiny_prior_objective(pictures, tmp_path, steps=6, save_every=1, keep=2), quiet)
     names = sorted(p.parent.name for p in (tmp_path / "checkpoints").glob("*/record.json"))
     assert names == ["step-00000005", "step-00000006"]
-    again = settings(pictures, tmp_path, steps=3, save_every=1, keep=2, resume=False)
-    assert train(PriorObjective(tiny_prior()), again, quiet).step == 3
+    again = tiny_prior_objective(pictures, tmp_path, steps=3, save_every=1, keep=2, resume=False)
+    assert train(again, quiet).step == 3
     names = sorted(p.parent.name for p in (tmp_path / "checkpoints").glob("*/record.json"))
     assert names == ["step-00000002", "step-00000003"]
 
@@ -326,17 +320,10 @@ def test_old_checkpoints_go_and_beginning_again_keeps_the_newest(pictures: Path,
 
 def test_lines_scalars_figures_and_pictures(pictures: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    objective = tiny_objective(validation_tasks=(("sr4", 0.0), ("denoise", 0.05)))
-    how = settings(
-        pictures,
-        tmp_path,
-        steps=4,
-        validate_every=2,
-        pictures_every=2,
-        validation=pictures,
-        validation_limit=2,
-    )
-    train(objective, how, lines.append)
+    how = {"validate_every": 2, "pictures_every": 2, "validation": pictures, "validation_limit": 2}
+    objective = tiny_objective(pictures, tmp_path, steps=4, **how)
+    objective.validation_tasks = (("sr4", 0.0), ("denoise", 0.05))
+    train(objective, lines.append)
     assert lines[0] == "training on 3 pictures, validating on 2"
     assert any(line.startswith("step 2  loss ") and "images/s" in line for line in lines)
     assert "step 4 validation on 2: sr4@0/psnr" in " ".join(lines)
@@ -358,17 +345,15 @@ def test_lines_scalars_figures_and_pictures(pictures: Path, tmp_path: Path) -> N
 
 def test_validation_leaves_the_training_alone(pictures: Path, tmp_path: Path) -> None:
     for name, every in (("without", 0), ("with", 1)):
-        how = settings(
-            pictures, tmp_path / name, validate_every=every, pictures_every=every, validation=pictures
-        )
-        train(PriorObjective(tiny_prior()), how, quiet)
+        how = {"validate_every": every, "pictures_every": every, "validation": pictures}
+        train(tiny_prior_objective(pictures, tmp_path / name, **how), quiet)
     assert_same(tmp_path / "without", tmp_path / "with")
 
 
 def test_streaming_trains_the_same(pictures: Path, tmp_path: Path) -> None:
     for stream in ("off", "on"):
-        how = settings(pictures, tmp_path / stream, stream=stream, workers=2)
-        train(tiny_objective(trajectory_share=0.5), how, quiet)
+        how = {"stream": stream, "workers": 2, "trajectory_share": 0.5}
+        train(tiny_objective(pictures, tmp_path / stream, **how), quiet)
     assert_same(tmp_path / "off", tmp_path / "on")
 
 
@@ -376,7 +361,7 @@ def test_a_corrupt_picture_among_good_ones(pictures: Path, tmp_path: Path) -> No
     shutil.copytree(pictures, tmp_path / "data")
     (tmp_path / "data" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     lines: list[str] = []
-    train(PriorObjective(tiny_prior()), settings(tmp_path / "data", tmp_path / "run", steps=1), lines.append)
+    train(tiny_prior_objective(tmp_path / "data", tmp_path / "run", steps=1), lines.append)
     assert lines[0] == "training on 3 pictures, 1 unreadable passed over"
 
 

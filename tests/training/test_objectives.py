@@ -1,38 +1,48 @@
 """The losses, and the state that the data-consistency objective carries from step to step."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from training_parts import tiny, tiny_objective, tiny_prior
+from training_parts import MIX, NOWHERE, tiny, tiny_objective, tiny_prior_objective
 
-from ddc.errors import UserError
+from ddc.datasets import find_sources
 from ddc.noise import Noise, derive_seed
 from ddc.perceptual import LPIPS
 from ddc.problems import Problem
 from ddc.schedule import Schedule
+from ddc.solvers.base import Run, Step
 from ddc.solvers.bridge import Bridge
 from ddc.solvers.ddc import DDC
 from ddc.solvers.dncnn import DnCNN
 from ddc.training.bridge import BridgeObjective
-from ddc.training.data import Draws, find_sources, load_pool
+from ddc.training.data import Draws, Pool
 from ddc.training.ddc import kl_of_step
 from ddc.training.dncnn import DnCNNObjective
-from ddc.training.prior import PriorObjective
-from ddc.training.tasks import TaskMix, parse_tasks, task_weights
+from ddc.training.output import save_model
+from ddc.training.settings import BridgeSettings, DnCNNSettings
 
 
 @pytest.fixture
 def draws(pictures: Path) -> Draws:
-    return Draws(load_pool(find_sources([pictures]), 32), 32, seed=2)
+    return Draws(Pool(find_sources([pictures]), 32), 32, seed=2)
 
 
 def run(objective: Any, draws: Draws, steps: int, batch: int = 6) -> list[float]:
     with torch.no_grad():
         return [float(objective.losses(objective.module, draws, batch, i)["loss"]) for i in range(steps)]
+
+
+def bridge_settings(task: str) -> BridgeSettings:
+    return BridgeSettings(data=(NOWHERE,), out=NOWHERE, task=task)
+
+
+def export(objective: Any, folder: Path) -> None:
+    save_model(objective.model, folder, objective.module.state_dict(), objective.remarks(), "fp32", None)
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -73,22 +83,15 @@ def test_the_ddc_loss_is_its_three_terms(draws: Draws) -> None:
 
 
 def test_a_task_may_have_its_own_weight_of_lpips(pictures: Path) -> None:
-    def loss(**weights: Any) -> float:
-        objective = tiny_objective(tasks="sr4", lpips=LPIPS("alex"), w_mse=0.0, w_kl=0.0, **weights)
-        draws = Draws(load_pool(find_sources([pictures]), 32), 32, seed=2)
+    def loss(tasks: str, w_lpips: float) -> float:
+        options = {"w_mse": 0.0, "w_kl": 0.0, "w_lpips": w_lpips}
+        objective = tiny_objective(tasks=tasks, lpips=LPIPS("alex"), **options)
+        draws = Draws(Pool(find_sources([pictures]), 32), 32, seed=2)
         return float(objective.losses(objective.module, draws, 3, 0)["loss"].detach())
 
-    plain = loss(w_lpips=0.1)
-    assert loss(w_lpips=0.0, w_lpips_of={"sr4": 0.3}) == pytest.approx(3 * plain, rel=1e-4)
-    assert loss(w_lpips=0.1, w_lpips_of={"sr8": 0.3}) == pytest.approx(plain, rel=1e-6)
-
-
-def test_weights_of_tasks_are_parsed() -> None:
-    tasks = parse_tasks("sr4,inpaint92:2,sr2-8")
-    assert task_weights("inpaint92=0.4, sr4=0", tasks) == {"inpaint92": 0.4, "sr4": 0.0}
-    for wrong in ("sr8=1", "sr2-8=1", "sr4", "sr4=x", "sr4=-1", "sr4=nan"):
-        with pytest.raises(UserError, match="expected"):
-            task_weights(wrong, tasks)
+    plain = loss("sr4", 0.1)
+    assert loss("sr4:lpips=0.3", 0.0) == pytest.approx(3 * plain, rel=1e-4)
+    assert loss("sr4:lpips=0", 0.1) == 0
 
 
 def test_lpips_looks_at_another_place_in_every_step() -> None:
@@ -106,7 +109,7 @@ def test_a_measurement_depends_on_the_number_of_its_draw_alone(draws: Draws) -> 
     many = objective._new_slots(draws, list(range(20)), [-1] * 20)
     some = objective._new_slots(draws, [13, 4], [-1, -1])
     for j, i in enumerate((13, 4)):
-        assert some.draws[j].task == many.draws[i].task and some.draws[j].sigma_y == many.draws[i].sigma_y
+        assert some.draws[j] == many.draws[i]
         assert torch.allclose(some.y[j], many.y[i], atol=1e-6)
         assert torch.equal(some.truth[j], many.truth[i]) and torch.equal(some.x[j], many.x[i])
         assert torch.allclose(some.known[j], many.known[i], atol=1e-4)
@@ -127,16 +130,55 @@ def test_trajectories_are_the_samplers_states(draws: Draws) -> None:
     assert followed and all(stages == [1, 2, 3, 4, 5][: len(stages)] for stages in followed)
 
 
+class Recorded:
+    """Noise that was drawn before, given to a solver."""
+
+    def __init__(self, fields: list[torch.Tensor]) -> None:
+        self.fields = fields
+
+    def normal(self, shape: Any) -> torch.Tensor:
+        return self.fields.pop(0)
+
+
+@dataclass(frozen=True)
+class OneStep(DDC):
+    """One step of the solver, from t to s."""
+
+    pair: tuple[int, int] = (0, -1)
+
+    def pairs(self, schedule: Schedule) -> list[tuple[int, int]]:
+        return [self.pair]
+
+
+def test_the_training_step_is_the_solvers_step(draws: Draws, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same x̂0,y from the same x_t, t and measurement, for all tasks of a mixed batch at once."""
+    objective = tiny_objective(tasks=MIX + ",sr3,colorize,disc2-4", trajectory_share=0.5)
+    network, prior = objective.network, objective.prior
+    torch.nn.init.normal_(network.unet.exit.weight, std=0.1)
+    seen: list[Any] = []
+
+    def recorded(measured: Any, x0: torch.Tensor, t: torch.Tensor, *rest: Any) -> Any:
+        made = type(network).consistent(network, measured, x0, t, *rest)
+        slots = objective.slots
+        assert slots is not None
+        pictures = zip(slots.draws, slots.operators, slots.y, slots.x, t.tolist(), made[0], strict=True)
+        seen.extend((*picture[:3], picture[3].clone(), *picture[4:]) for picture in pictures)
+        return made
+
+    monkeypatch.setattr(network, "consistent", recorded)
+    run(objective, draws, 3, batch=20)
+    monkeypatch.undo()
+    assert len({draw.task.kind for draw, *_ in seen}) > 8 and len(seen) == 60
+    for draw, operator, y, x, t, x0_y in seen:
+        shown: list[Step] = []
+        problem = Problem(operator, torch.tensor([draw.sigma_y]))
+        noise: Any = Recorded([x[None], torch.zeros_like(x[None])])
+        OneStep(pair=(t, -1)).solve(Run(y, problem, prior, noise, shown.append, network=network))
+        apart = (shown[0].x0[0] - x0_y).abs().max() / x0_y.abs().max().clamp(min=1)
+        assert float(apart) < 1e-6, (draw, float(apart))
+
+
 def test_a_followed_picture_ends_where_the_solver_ends(draws: Draws) -> None:
-    class Recorded:
-        """The noise that training drew, given to the solver."""
-
-        def __init__(self, fields: list[torch.Tensor]) -> None:
-            self.fields = fields
-
-        def normal(self, shape: Any) -> torch.Tensor:
-            return self.fields.pop(0)
-
     objective = tiny_objective(tasks="sr4", trajectory_share=1.0)
     torch.nn.init.normal_(objective.network.unet.exit.weight, std=0.1)
     objective.slots = objective._new_slots(draws, [40], [0])
@@ -145,8 +187,9 @@ def test_a_followed_picture_ends_where_the_solver_ends(draws: Draws) -> None:
     fields += [Noise([derive_seed(2, f"z/40/{k}")]).normal((1, 3, 32, 32)) for k in range(5)]
     y = slots.y[0].clone()
     run(objective, draws, 5, batch=1)  # the picture makes room at the beginning of the sixth
-    problem = Problem(slots.draws[0].operator, torch.tensor([slots.draws[0].sigma_y]))
-    restored = DDC().solve(y, problem, objective.prior, Recorded(fields), network=objective.network)  # type: ignore[arg-type]
+    problem = Problem(slots.operators[0], torch.tensor([slots.draws[0].sigma_y]))
+    run_of_solver = Run(y, problem, objective.prior, Recorded(fields), network=objective.network)  # type: ignore[arg-type]
+    restored = DDC().solve(run_of_solver)
     assert torch.allclose(slots.x, restored, atol=1e-5)
 
 
@@ -162,8 +205,7 @@ def test_the_state_between_steps_can_be_put_back(draws: Draws) -> None:
 
 
 def test_prior_objective_learns_what_the_prior_predicts(draws: Draws) -> None:
-    prior = tiny_prior()
-    objective = PriorObjective(prior, snr_gamma=None)
+    objective = tiny_prior_objective(snr_gamma=0.0)
     terms = objective.losses(objective.module, draws, 4, 0)
     # the fresh network says 0, so the loss is the mean square of v
     assert float(terms["loss"]) == pytest.approx(float(terms["mse"]), rel=1e-6)
@@ -174,7 +216,7 @@ def test_prior_objective_learns_what_the_prior_predicts(draws: Draws) -> None:
 
 def test_bridge_objective(draws: Draws, tmp_path: Path) -> None:
     bridge = Bridge(tiny(), "sr4")
-    objective = BridgeObjective(bridge, TaskMix(parse_tasks("sr4"), 0.0), LPIPS("alex"))
+    objective = BridgeObjective(bridge_settings("sr4"), bridge, LPIPS("alex"))
     loss = float(objective.losses(objective.module, draws, 4, 0)["loss"].detach())
     # the fresh network says 0: the loss is the mean square of (x_n − x₀)/S_n
     draws.position = 0
@@ -187,17 +229,18 @@ def test_bridge_objective(draws: Draws, tmp_path: Path) -> None:
     z = Noise(draws.seeds(numbers, "noise")).normal(x0.shape)
     expected = bridge.schedule.target(bridge.schedule.sample(x0, x1, n, z), x0, n).square().mean()
     assert loss == pytest.approx(float(expected), rel=1e-5)
-    objective.save(tmp_path / "b", objective.module.state_dict())
+    export(objective, tmp_path / "b")
     assert Bridge.from_pretrained(tmp_path / "b").task == "sr4"
     figures = objective.validate(x0[:2], ["a", "b"])
     assert set(figures) == {"sr4/psnr", "sr4/lpips", "measurement/psnr", "measurement/lpips"}
 
 
 def test_dncnn_objective(draws: Draws, tmp_path: Path) -> None:
-    objective = DnCNNObjective(DnCNN(3, 8, 0.2), 0.1, 0.2)
+    settings = DnCNNSettings(data=(NOWHERE,), out=NOWHERE, sigma=0.2, sigma_low=0.1)
+    objective = DnCNNObjective(settings, DnCNN(3, 8, 0.2))
     loss = float(objective.losses(objective.module, draws, 8, 0)["loss"].detach())
     assert 0.1**2 < loss < 0.2**2  # it begins as the identity: what is left is the noise
-    objective.save(tmp_path / "d", objective.module.state_dict())
+    export(objective, tmp_path / "d")
     assert DnCNN.from_pretrained(tmp_path / "d").sigma_y == 0.2
     figures = objective.validate(draws.crops([0, 1]), ["a", "b"])
     assert figures["denoised/psnr"] == figures["noisy/psnr"]
@@ -206,10 +249,10 @@ def test_dncnn_objective(draws: Draws, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["prior", "ddc", "i2sb", "dncnn"])
 def test_pictures_to_look_at(kind: str, draws: Draws) -> None:
     made: dict[str, Any] = {
-        "prior": lambda: PriorObjective(tiny_prior()),
+        "prior": lambda: tiny_prior_objective(),
         "ddc": lambda: tiny_objective(),
-        "i2sb": lambda: BridgeObjective(Bridge(tiny(), "jpeg10"), TaskMix(parse_tasks("jpeg10"), 0.0)),
-        "dncnn": lambda: DnCNNObjective(DnCNN(2, 4)),
+        "i2sb": lambda: BridgeObjective(bridge_settings("jpeg10"), Bridge(tiny(), "jpeg10")),
+        "dncnn": lambda: DnCNNObjective(DnCNNSettings(data=(NOWHERE,), out=NOWHERE), DnCNN(2, 4)),
     }
     crops = draws.crops([0, 1])
     rows = made[kind]().pictures(crops, ["a", "b"])
@@ -223,8 +266,10 @@ def test_no_step_makes_the_gpu_wait(pictures: Path) -> None:
     device = torch.device("cuda", 0)
     objective = tiny_objective(trajectory_share=0.5, lpips=LPIPS("alex"))
     objective.prepare(device)
+    assert objective.lpips is not None
+    objective.lpips.to(device)
     module = objective.module.to(device)
-    draws = Draws(load_pool(find_sources([pictures]), 32, device), 32, seed=2)
+    draws = Draws(Pool(find_sources([pictures]), 32, device), 32, seed=2)
     for i in range(20):
         if i == 12:  # what is kept on the device has been copied there by now
             torch.cuda.set_sync_debug_mode("error")

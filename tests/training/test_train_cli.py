@@ -16,8 +16,8 @@ from training_parts import (
 
 from ddc.cli import main
 from ddc.consistency import DataConsistency
+from ddc.models import find_part
 from ddc.priors import Prior, scheduler_config
-from ddc.solvers.base import find_part
 from ddc.solvers.bridge import Bridge
 from ddc.solvers.dncnn import DnCNN
 
@@ -65,9 +65,7 @@ def test_prior_then_network_then_export(pictures: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "k").exists()
 
 
-def test_counts_below_one_are_refused(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_counts_below_one_are_refused(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_config(tmp_path / "p.json")
     for option in ("--batch-size", "--save-every"):
         words = [*quick_arguments(pictures, tmp_path / "z"), "--network", str(config), option, "0"]

@@ -11,16 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
+from ddc.datasets import decode, find_sources, read_header, split_holdout
 from ddc.errors import UserError
-from ddc.training.data import (
-    Draws,
-    Stream,
-    centre_crops,
-    find_sources,
-    load_pictures,
-    load_pool,
-    split_holdout,
-)
+from ddc.images import Picture, quantise
+from ddc.training.data import Draws, Pool, Stream, centre_crops, load_pictures
 
 
 def picture(seed: int, height: int = 40, width: int = 48) -> Image.Image:
@@ -40,14 +34,63 @@ def mixed(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def unusual_pictures(folder: Path) -> None:
+    """Files whose pixels a plain conversion to RGB gets wrong, or might."""
+    rng = np.random.default_rng(0)
+    deep = rng.integers(0, 65536, (33, 48, 4)).astype(np.uint16)
+    for suffix in ("png", "tif"):
+        Picture(deep[:, :, :3], bits=16).write(folder / f"rgb16.{suffix}")
+        Picture(deep[:, :, :3], deep[:, :, 3], bits=16).write(folder / f"rgba16.{suffix}")
+        grey = np.broadcast_to(deep[:, :, :1], (33, 48, 3))
+        Picture(grey, bits=16, grey=True).write(folder / f"grey16.{suffix}")
+        Picture(grey, deep[:, :, 3], bits=16, grey=True).write(folder / f"grey-alpha16.{suffix}")
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        for suffix in ("jpg", "png", "webp"):
+            picture(orientation).save(folder / f"turned{orientation}.{suffix}", exif=exif)
+    picture(1).convert("P").save(folder / "palette.png", transparency=3)
+    picture(2).convert("CMYK").save(folder / "cmyk.jpg")
+    picture(3).convert("L").save(folder / "grey.png")
+    transparent = picture(4)
+    transparent.putalpha(picture(5).convert("L"))
+    transparent.save(folder / "rgba.png")
+    transparent.convert("LA").save(folder / "grey-alpha.png")
+
+
+def test_training_reads_what_restoring_reads(tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    unusual_pictures(folder)
+    with tarfile.open(tmp_path / "data.tar", "w") as archive:
+        archive.add(folder, ".")
+    files, members = find_sources([folder]), find_sources([tmp_path / "data.tar"])
+    assert [s.name for s in files] == [s.name for s in members] and len(files) == 8 + 24 + 5
+    for source in (*files, *members):
+        expected = Picture.read(folder / source.name).pixels
+        pixels = decode(source)
+        assert pixels is not None and pixels.dtype == torch.uint8, source.name
+        assert np.array_equal(pixels.permute(1, 2, 0), quantise(expected, 8)), source.name
+        assert read_header(source) == expected.shape[:2], source.name
+        if expected.dtype == np.uint16:  # rounded, not cut off
+            levels = pixels.permute(1, 2, 0).numpy() * 257.0
+            assert np.abs(levels - expected).max() <= 129, source.name
+
+
+def test_16_bit_grey_keeps_its_brightness(tmp_path: Path) -> None:
+    Image.fromarray(np.full((32, 32), 32768, np.uint16)).save(tmp_path / "grey.png")
+    pixels = decode(find_sources([tmp_path])[0])
+    assert pixels is not None and pixels.unique().tolist() == [128]
+
+
 def test_unreadable_and_small_pictures_are_counted_and_passed_over(mixed: Path) -> None:
-    pool = load_pool(find_sources([mixed]), 32)
+    pool = Pool(find_sources([mixed]), 32)
     assert (len(pool), pool.unreadable, pool.too_small) == (6, 2, 1)
     assert pool.report() == "6 pictures, 2 unreadable passed over, 1 smaller than the crop passed over"
 
 
 def test_a_crop_is_a_window_of_its_picture(mixed: Path) -> None:
-    pool = load_pool(find_sources([mixed]), 32)
+    pool = Pool(find_sources([mixed]), 32)
     draws = Draws(pool, 32, seed=3)
     crops, numbers = draws.take(12)
     for crop, number in zip(crops, numbers, strict=True):
@@ -59,7 +102,7 @@ def test_a_crop_is_a_window_of_its_picture(mixed: Path) -> None:
 
 
 def test_the_nth_draw_depends_on_seed_and_number_alone(pictures: Path) -> None:
-    pool = load_pool(find_sources([pictures]), 32)
+    pool = Pool(find_sources([pictures]), 32)
     whole, _ = Draws(pool, 32, 5).take(8)
     first, second = Draws(pool, 32, 5, rank=0, world=2), Draws(pool, 32, 5, rank=1, world=2)
     halves = [first.take(4), second.take(4)]
@@ -122,8 +165,8 @@ def test_tar_archives(mixed: Path, tmp_path_factory: pytest.TempPathFactory, pre
     with tarfile.open(folder / "data.tar", "w") as archive:
         for path in sorted(mixed.glob("a*.png")):
             archive.add(path, prefix + path.name)
-    from_tar = load_pool(find_sources([folder]), 32)
-    from_folder = load_pool([s for s in find_sources([mixed]) if s.name.startswith("a")], 32)
+    from_tar = Pool(find_sources([folder]), 32)
+    from_folder = Pool([s for s in find_sources([mixed]) if s.name.startswith("a")], 32)
     assert from_tar.names == from_folder.names and torch.equal(from_tar.pixels, from_folder.pixels)
     (folder / "bad.tar").write_bytes(b"1" * 2000)
     with pytest.raises(UserError, match="not a plain tar archive"):
@@ -173,7 +216,7 @@ def test_a_dataset_folder(kind: str, tmp_path: Path) -> None:
             pa.ipc.new_stream(file, table.schema) as out,
         ):
             out.write_table(table, max_chunksize=4)
-    pool = load_pool(find_sources([tmp_path]), 32)
+    pool = Pool(find_sources([tmp_path]), 32)
     assert len(pool) == 5 and pool.unreadable == 1
     expected = np.concatenate([np.array(picture(i)).reshape(-1, 3) for i in (0, 1, 3, 4, 8)])
     assert np.array_equal(pool.pixels.numpy(), expected)

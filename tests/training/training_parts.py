@@ -10,7 +10,8 @@ from ddc.consistency import DataConsistency
 from ddc.networks import CompactUNet
 from ddc.priors import Prior, schedule_from_config, scheduler_config
 from ddc.training.ddc import DDCObjective
-from ddc.training.settings import LoopSettings
+from ddc.training.prior import PriorObjective
+from ddc.training.settings import DDCSettings, PriorSettings
 from ddc.training.tasks import TaskMix, parse_tasks
 
 TINY: dict[str, Any] = {
@@ -39,36 +40,35 @@ def tiny_network(seed: int = 1) -> DataConsistency:
     return DataConsistency(tiny(3 + 8, seed=seed), INPUTS, "blend")
 
 
-def tiny_objective(**options: Any) -> DDCObjective:
-    mixes = ((1.0, TaskMix(parse_tasks(options.pop("tasks", MIX)), 0.05, 0.3, 0.5)),)
-    return DDCObjective(tiny_network(), tiny_prior(), mixes, options.pop("lpips", None), **options)
+QUICK: dict[str, Any] = {
+    "steps": 4,
+    "batch_size": 4,
+    "crop": 32,
+    "warmup": 2,
+    "learning_rate": 1e-3,
+    "log_every": 1,
+    "pictures_every": 0,
+}
+NOWHERE = Path("nowhere")
 
 
-def settings(pictures: Path, out: Path, **options: Any) -> LoopSettings:
-    quick: dict[str, Any] = {
-        "steps": 4,
-        "batch_size": 4,
-        "crop": 32,
-        "warmup": 2,
-        "learning_rate": 1e-3,
-        "log_every": 1,
-        "pictures_every": 0,
-    }
-    return LoopSettings(data=(pictures,), out=out, **(quick | options))
+def tiny_objective(pictures: Path = NOWHERE, out: Path = NOWHERE, **options: Any) -> DDCObjective:
+    lpips, features = options.pop("lpips", None), options.pop("features", None)
+    options = QUICK | {"tasks": MIX, "prior": NOWHERE, "noiseless_share": 0.3} | options
+    settings = DDCSettings(data=(pictures,), out=out, **options)
+    objective = DDCObjective(settings, tiny_network(), tiny_prior(), lpips, features)
+    objective.mixes[0] = TaskMix(parse_tasks(settings.tasks), 0.05, settings.noiseless_share, 0.5)
+    return objective
+
+
+def tiny_prior_objective(pictures: Path = NOWHERE, out: Path = NOWHERE, **options: Any) -> PriorObjective:
+    return PriorObjective(PriorSettings(data=(pictures,), out=out, **(QUICK | options)), tiny_prior())
 
 
 def quick_arguments(pictures: Path, out: Path, **options: Any) -> list[str]:
     """The same as words of a command line."""
     words = ["--data", str(pictures), "--out", str(out)]
-    quick = {
-        "steps": 4,
-        "batch-size": 4,
-        "crop": 32,
-        "warmup": 2,
-        "learning-rate": 1e-3,
-        "log-every": 1,
-        "pictures-every": 0,
-    }
+    quick = {name.replace("_", "-"): value for name, value in QUICK.items()}
     for name, value in (quick | options).items():
         words += [f"--{name}", str(value)]
     return words

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ pytest.importorskip("gradio")
 
 from ddc.errors import UserError
 from ddc.pipeline import RestorationPipeline
-from ddc.web.page import Page, _painted, free_port, private_folder, serve
-from ddc.web.service import Choices, Limits
+from ddc.web.controls import Choices, Trial
+from ddc.web.limits import Limits
+from ddc.web.page import RestorationPage, painted
+from ddc.web.server import free_port, private_folder, serve
+from ddc.web.service import Stopped
 
 CHOICES = Choices(kind="Noise", steps=2)
 
@@ -70,14 +74,7 @@ class Visitor:
         return self.call("uploaded", self.upload(name, content))
 
     def restore(self, choices: Choices = CHOICES) -> dict[str, Any]:
-        return self.call("restore", None, None, *settings(choices))
-
-
-def settings(choices: Choices) -> list[Any]:
-    """In the order of the page's controls."""
-    c = choices
-    chosen = [c.kind, c.scale, c.shape, c.blur, c.softness, c.angle, c.quality, c.sigma]
-    return [*chosen, c.solver, c.steps, c.seed, c.samples]
+        return self.call("restore", None, None, *astuple(choices))
 
 
 def png(seed: int = 0, side: int = 40) -> bytes:
@@ -86,9 +83,9 @@ def png(seed: int = 0, side: int = 40) -> bytes:
     return buffer.getvalue()
 
 
-def handlers_of(page: Any) -> Page:
+def handlers_of(page: Any) -> RestorationPage:
     owners = (getattr(fn.fn, "__self__", None) for fn in page.fns.values())
-    return next(owner for owner in owners if isinstance(owner, Page))
+    return next(owner for owner in owners if isinstance(owner, RestorationPage))
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +127,7 @@ def test_upload_suggestion_restoration_download(page: Any) -> None:
     assert "photo.png" in facts and "40 × 40 pixels" in facts and kind in ("Low resolution", "Noise")
     restored = visitor.restore()
     assert restored["success"], restored
-    slider, uncertainty, summary, files, command, python = restored["output"]["data"]
+    slider, summary, uncertainty, files, command, python = restored["output"]["data"]
     assert "40 × 40 pixels in" in summary and uncertainty["visible"] is False
     assert command.startswith("ddc restore photo.png") and "steps=2" in python
     assert files["value"][0]["orig_name"] == "photo_restored.png"
@@ -142,7 +139,7 @@ def test_upload_suggestion_restoration_download(page: Any) -> None:
 def test_notes_are_shown_beside_the_result(page: Any) -> None:
     visitor = Visitor(page)
     visitor.give("<b>cup.png", png(side=100))
-    summary = visitor.restore(Choices(kind="Blur", blur=4, steps=1))["output"]["data"][2]
+    summary = visitor.restore(Choices(kind="Blur", blur=4, steps=1))["output"]["data"][1]
     first, note = summary.split("\n\n")
     assert "100 × 100 pixels in" in first
     assert note.startswith("⚠ ") and "cup.png is sharper or noisier than gauss4" in note
@@ -153,7 +150,7 @@ def test_several_samples_show_a_map(page: Any) -> None:
     visitor = Visitor(page)
     visitor.give("photo.png", png())
     shown = visitor.restore(Choices(kind="Noise", steps=2, samples=3))["output"]["data"]
-    assert shown[1]["visible"] is True and len(shown[3]["value"]) == 4
+    assert shown[2]["visible"] is True and len(shown[3]["value"]) == 4
 
 
 @pytest.mark.parametrize(
@@ -224,9 +221,9 @@ def test_the_queue_has_an_end(page: Any) -> None:
     with handlers_of(page).work.lock:  # as if a long restoration were running
         answers = []
         for visitor in visitors:
-            answers.append(visitor.send("restore", None, None, *settings(CHOICES)))
+            answers.append(visitor.send("restore", None, None, *astuple(CHOICES)))
             time.sleep(0.1)  # the first one is taken from the queue
-        told = visitors[-1].call("forecast", None, *settings(CHOICES))["output"]["data"][0]
+        told = visitors[-1].call("forecast", None, *astuple(CHOICES))["output"]["data"][0]
     assert [answer.status_code for answer in answers[:12]] == [200] * 12
     assert answers[13].status_code == 503 and "full" in answers[13].text
     assert "40 × 40 pixels" in told  # who is refused can still change the settings
@@ -238,15 +235,32 @@ def test_a_forecast_is_a_sentence_or_a_warning(page: Any) -> None:
     visitor = Visitor(page)
     visitor.give("photo.png", png())
     wanted = Choices(scale=4)
-    assert "160 × 160 pixels" in visitor.call("forecast", None, *settings(wanted))["output"]["data"][0]
+    assert "160 × 160 pixels" in visitor.call("forecast", None, *astuple(wanted))["output"]["data"][0]
     wanted = Choices(kind="JPEG artefacts", scale=4, solver="ddrm")
-    assert visitor.call("forecast", None, *settings(wanted))["output"]["data"][0].startswith("⚠ ddrm needs")
+    assert visitor.call("forecast", None, *astuple(wanted))["output"]["data"][0].startswith("⚠ ddrm needs")
+
+
+def test_controls_are_shown_where_they_matter(page: Any) -> None:
+    names = ["scale", "shape", "blur", "softness", "angle", "quality", "sigma", "editor"]
+    visible = {
+        Choices(kind="Low resolution"): {"scale", "sigma"},
+        Choices(kind="Blur"): {"shape", "blur", "sigma"},
+        Choices(kind="Blur", shape="Out of focus"): {"shape", "blur", "softness", "sigma"},
+        Choices(kind="Blur", shape="The camera moved"): {"shape", "blur", "softness", "angle", "sigma"},
+        Choices(kind="Holes"): {"editor", "sigma"},
+        Choices(kind="JPEG artefacts"): {"quality", "sigma"},
+        Choices(kind="Noise"): {"sigma"},
+    }
+    for choices, expected in visible.items():
+        updates = Visitor(page).call("visibility", *astuple(choices))["output"]["data"]
+        assert {name for name, update in zip(names, updates, strict=True) if update["visible"]} == expected
 
 
 def test_try_it(page: Any) -> None:
     visitor = Visitor(page)
     assert visitor.call("try_uploaded", visitor.upload("clean.png", png(side=64)))["success"]
-    done = visitor.call("compare", None, "denoise", 0.1, 64, 0, "ddc", 2, "pinv", 1)
+    trial = Trial("denoise", 0.1, "ddc", 2, "pinv", 1, longest=64)
+    done = visitor.call("compare", None, *astuple(trial))
     assert done["success"], done
     assert "PSNR" in done["output"]["data"][4] and "ddc degrade" in done["output"]["data"][6]
 
@@ -254,18 +268,18 @@ def test_try_it(page: Any) -> None:
 def test_painting_is_read_from_the_layers() -> None:
     layer = np.zeros((4, 6, 4), np.uint8)
     layer[1, 2, 3] = 200
-    painted = _painted({"background": None, "layers": [layer, layer * 0], "composite": None})
-    assert painted is not None and painted.shape == (4, 6) and painted.sum() == 200
-    assert _painted(None) is None and _painted({"layers": []}) is None
+    mask = painted({"background": None, "layers": [layer, layer * 0], "composite": None})
+    assert mask is not None and mask.shape == (4, 6) and mask.sum() == 200
+    assert painted(None) is None and painted({"layers": []}) is None
 
 
 def test_stopping_is_no_error_and_leaves_the_page_as_it_was(page: Any) -> None:
     handlers, visitor = handlers_of(page), Visitor(page)
     visitor.give("photo.png", png())
     with handlers.work.lock:  # it cannot be done before it is stopped
-        visitor.send("restore", None, None, *settings(CHOICES)).raise_for_status()
+        visitor.send("restore", None, None, *astuple(CHOICES)).raise_for_status()
         deadline = time.monotonic() + 60
-        while visitor.session not in handlers.visitors.stopped and time.monotonic() < deadline:
+        while visitor.session not in handlers.visitors.running and time.monotonic() < deadline:
             time.sleep(0.01)
         visitor.call("stop")
     done = visitor.completed()
@@ -274,16 +288,19 @@ def test_stopping_is_no_error_and_leaves_the_page_as_it_was(page: Any) -> None:
 
 def test_a_closed_tab_stops_its_run(page: Any) -> None:
     handlers = handlers_of(page)
-    event = handlers.visitors.begin("gone")
+    report = handlers.visitors.begin("gone", lambda share, text: None)
+    report(0.1, "still here")
     handlers.visitors.stop("gone")
-    assert event.is_set() and "gone" not in handlers.visitors.stopped
+    assert "gone" not in handlers.visitors.running
+    with pytest.raises(Stopped):
+        report(0.2, "gone")
 
 
 def test_ports(page: Any) -> None:
     assert free_port("127.0.0.1", None) >= 7860
     with pytest.raises(UserError, match=f"port {page.server_port} is taken"):
         free_port("127.0.0.1", page.server_port)
-    with pytest.raises(UserError, match="cannot be listened on"):
+    with pytest.raises(UserError, match="cannot be used"):
         free_port("203.0.113.7", None)
     with pytest.raises(UserError, match="the port is 70000"):
         free_port("127.0.0.1", 70_000)

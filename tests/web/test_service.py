@@ -18,12 +18,19 @@ from skimage import data
 from ddc.cli import main
 from ddc.errors import UserError
 from ddc.images import Picture
+from ddc.notation import duration
 from ddc.operators.blur import KernelBlur, disc_kernel
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import TASKS
 from ddc.solvers import SOLVERS
+from ddc.solvers.base import make_solver
 from ddc.web import service
-from ddc.web.service import KINDS, Choices, Limits, Service, Upload, Visitors
+from ddc.web.controls import DISC, KINDS, LINE, TRY_TASKS, Choices, Trial, from_values
+from ddc.web.limits import Limits
+from ddc.web.service import Service, Visitors
+from ddc.web.snippets import command_line
+from ddc.web.uploads import Upload, inspect, remove_old, write_clean_examples, write_examples
+from ddc.web.views import heat_map
 
 
 @pytest.fixture(scope="module")
@@ -48,67 +55,68 @@ def photo(tmp_path: Path) -> Upload:
     return saved(tmp_path / "my photo.png", data.astronaut()[20:52, 180:228])
 
 
+def look_at(upload: Upload) -> tuple[str, Choices]:
+    """What the page says of an upload, and what it suggests."""
+    return inspect(upload.name, upload.read(Limits(megapixels=1)))
+
+
 # ---------------------------------------------------------------------------------------------------------
 # before a restoration
 
 
-def test_a_jpeg_file_says_its_quality(work: Service, tmp_path: Path) -> None:
-    seen = work.inspect(saved(tmp_path / "a.jpg", data.astronaut()[:96, :128], quality=23))
-    assert seen.suggested.kind == "JPEG artefacts" and seen.suggested.quality == 23
-    assert seen.suggested.task == "jpeg23" and "JPEG of quality 23" in seen.facts
-    assert "128 × 96 pixels" in seen.facts and seen.preview.shape == (96, 128, 3)
+def test_a_jpeg_file_says_its_quality(tmp_path: Path) -> None:
+    facts, seen = look_at(saved(tmp_path / "a.jpg", data.astronaut()[:96, :128], quality=23))
+    assert seen.kind == "JPEG artefacts" and seen.quality == 23
+    assert seen.task == "jpeg23" and "JPEG of quality 23" in facts
+    assert "128 × 96 pixels" in facts
 
 
-def test_noise_is_estimated_and_suggested(work: Service, tmp_path: Path) -> None:
+def test_noise_is_estimated_and_suggested(tmp_path: Path) -> None:
     noisy = data.coffee()[100:228, 200:328] + np.random.default_rng(0).normal(0, 0.1 * 255, (128, 128, 3))
-    seen = work.inspect(saved(tmp_path / "a.png", noisy.clip(0, 255).astype(np.uint8)))
-    assert seen.suggested.kind == "Noise" and seen.suggested.sigma == pytest.approx(0.1, rel=0.25)
-    clean = work.inspect(saved(tmp_path / "b.png", data.coffee()[100:228, 200:328]))
-    assert clean.suggested.kind == "Low resolution" and clean.suggested.sigma == 0
+    _, seen = look_at(saved(tmp_path / "a.png", noisy.clip(0, 255).astype(np.uint8)))
+    assert seen.kind == "Noise" and seen.sigma == pytest.approx(0.1, rel=0.25)
+    _, clean = look_at(saved(tmp_path / "b.png", data.coffee()[100:228, 200:328]))
+    assert clean.kind == "Low resolution" and clean.sigma == 0
 
 
-def test_blur_is_estimated_and_suggested(work: Service, tmp_path: Path) -> None:
+def test_blur_is_estimated_and_suggested(tmp_path: Path) -> None:
     blurred = np.asarray(Image.fromarray(data.coffee()).filter(ImageFilter.GaussianBlur(2)))[100:228, 200:328]
-    seen = work.inspect(saved(tmp_path / "a.png", blurred))
-    assert seen.suggested.kind == "Blur" and seen.suggested.blur == pytest.approx(2, abs=0.4)
-    assert f"blur of about {seen.suggested.blur:.1f} pixels" in seen.facts
+    facts, seen = look_at(saved(tmp_path / "a.png", blurred))
+    assert seen.kind == "Blur" and seen.blur == pytest.approx(2, abs=0.4)
+    assert f"blur of about {seen.blur:.1f} pixels" in facts
     picture = torch.from_numpy(data.coffee() / np.float32(255)).permute(2, 0, 1)[None]
-    unfocused = (
-        (KernelBlur(disc_kernel(4))(picture)[0].permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
-    )
-    seen = work.inspect(saved(tmp_path / "c.png", unfocused[60:-60, 60:-60]))
-    assert seen.suggested.kind == "Blur" and seen.suggested.task.startswith("disc")
-    assert seen.suggested.blur == pytest.approx(4, abs=0.15) and "a disc of about 4.0 pixels" in seen.facts
-    tiny = work.inspect(saved(tmp_path / "b.png", blurred[:32, :32]))
-    assert tiny.suggested.kind == "Low resolution" and "blur" not in tiny.facts
+    unfocused = (KernelBlur(disc_kernel(4))(picture)[0].permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
+    facts, seen = look_at(saved(tmp_path / "c.png", unfocused[60:-60, 60:-60]))
+    assert seen.kind == "Blur" and seen.task.startswith("disc")
+    assert seen.blur == pytest.approx(4, abs=0.15) and "a disc of about 4.0 pixels" in facts
+    tiny_facts, tiny = look_at(saved(tmp_path / "b.png", blurred[:32, :32]))
+    assert tiny.kind == "Low resolution" and "blur" not in tiny_facts
 
 
-def test_transparent_pixels_are_holes(work: Service, tmp_path: Path) -> None:
+def test_transparent_pixels_are_holes(tmp_path: Path) -> None:
     pixels = np.dstack([data.astronaut()[:64, :64], np.full((64, 64), 255, np.uint8)])
-    assert work.inspect(saved(tmp_path / "whole.png", pixels)).suggested.kind != "Holes"
+    assert look_at(saved(tmp_path / "whole.png", pixels))[1].kind != "Holes"
     pixels[10:20, 10:20, 3] = 0
-    assert work.inspect(saved(tmp_path / "holes.png", pixels)).suggested.kind == "Holes"
+    assert look_at(saved(tmp_path / "holes.png", pixels))[1].kind == "Holes"
 
 
-def test_what_is_no_picture_is_refused_by_its_own_name(work: Service, tmp_path: Path) -> None:
+def test_what_is_no_picture_is_refused_by_its_own_name(tmp_path: Path) -> None:
     path = tmp_path / "a1b2c3" / "stored.png"
     path.parent.mkdir()
     path.write_text("no picture")
     with pytest.raises(UserError, match=r"^holiday\.png is not a picture") as refused:
-        work.inspect(Upload(path, "holiday.png"))
+        look_at(Upload(path, "holiday.png"))
     assert str(tmp_path) not in str(refused.value)
     np.save(tmp_path / "a.npy", np.zeros((9, 9, 3)))
     with pytest.raises(UserError, match="not a picture that can be shown"):
-        work.inspect(Upload(tmp_path / "a.npy", "a.npy"))
+        look_at(Upload(tmp_path / "a.npy", "a.npy"))
     with pytest.raises(UserError, match=r"gone\.png is no longer here"):
-        work.inspect(Upload(tmp_path / "gone.png", "gone.png"))
+        look_at(Upload(tmp_path / "gone.png", "gone.png"))
     with pytest.raises(UserError, match="at least 8"):
-        work.inspect(saved(tmp_path / "dot.png", np.zeros((2, 2, 3), np.uint8)))
+        look_at(saved(tmp_path / "dot.png", np.zeros((2, 2, 3), np.uint8)))
 
 
-def test_what_is_too_large_is_refused_before_it_is_decoded(
-    work: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_too_large_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = io.BytesIO()
     Image.new("1", (12_000, 12_000)).save(buffer, "PNG")
     (tmp_path / "bomb.png").write_bytes(buffer.getvalue())
@@ -116,17 +124,17 @@ def test_what_is_too_large_is_refused_before_it_is_decoded(
     decoded: list[object] = []
     monkeypatch.setattr(ImageFile.ImageFile, "load", decoded.append)
     with pytest.raises(UserError, match="takes up to 1"):
-        work.inspect(Upload(tmp_path / "bomb.png", "bomb.png"))
+        look_at(Upload(tmp_path / "bomb.png", "bomb.png"))
     assert not decoded
     with pytest.raises(UserError, match="10000×110 pixels"):
-        work.inspect(upload)
+        look_at(upload)
 
 
 def test_a_photograph_held_upright_is_told_upright(work: Service, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     upload = saved(tmp_path / "a.jpg", data.astronaut()[:40, :64], exif=exif)
-    assert "40 × 64 pixels" in work.inspect(upload).facts
+    assert "40 × 64 pixels" in look_at(upload)[0]
     assert "40 × 64 pixels" in work.forecast(upload, Choices(kind="Noise"))
 
 
@@ -135,9 +143,7 @@ def test_time_is_told_beforehand(work: Service, tmp_path: Path, photo: Upload) -
     small = work.forecast(photo, Choices(scale=2))
     assert "96 × 64 pixels" in small and "take about a second" in small
     work.rates["ddc"] = 100.0
-    large = work.forecast(
-        saved(tmp_path / "wide.png", np.zeros((96, 500, 3), np.uint8)), Choices(kind="Noise")
-    )
+    large = work.forecast(saved(tmp_path / "wide.png", np.zeros((96, 500, 3), np.uint8)), Choices(kind="Noise"))
     assert "large" in large and ("minutes" in large or "seconds" in large)
     with pytest.raises(UserError, match="this page allows 5 minutes"):
         work.forecast(photo, Choices(kind="Noise", solver="ddrm", steps=1000, samples=8))
@@ -147,14 +153,11 @@ def test_time_is_told_beforehand(work: Service, tmp_path: Path, photo: Upload) -
 
 def test_the_forecast_follows_the_measured_speed(work: Service) -> None:
     from ddc.operators import Denoise
-    from ddc.pipeline import make_solver
 
     work.rates = {"ddc": 10.0}
     expected = work.expected_seconds((200, 200), Denoise(), make_solver("ddc", 5), samples=3)
     assert expected == pytest.approx(3 * 10 * 0.04 * 10)
-    assert work.expected_seconds((200, 200), Denoise(), make_solver("dps", 10)) == pytest.approx(
-        10 * 0.04 * 30
-    )
+    assert work.expected_seconds((200, 200), Denoise(), make_solver("dps", 10)) == pytest.approx(10 * 0.04 * 30)
     tiled = work.expected_seconds((200, 1000), Denoise(), make_solver("ddc", 5))
     assert tiled > 5 * 10 * 0.04 * 10  # tiles overlap
 
@@ -169,15 +172,14 @@ def test_refusals_of_solvers_come_before_the_run(work: Service, photo: Upload) -
 
 
 def test_menus_come_from_the_registries(work: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(service.try_tasks()) == set(TASKS) - {"blur", "inpaint", "custom"}
+    assert set(TRY_TASKS) == set(TASKS) - {"blur", "inpaint", "custom"}
     assert work.solver_names() == list(SOLVERS) and work.solver_names()[0] == "ddc"
     monkeypatch.setattr(service, "find_part", lambda name, model: None)  # where no bridge and no denoiser is
     assert set(SOLVERS) - set(work.solver_names()) == {"i2sb", "cddb", "pnp-admm"}
     assert all(Choices(kind=kind).task for kind in KINDS)
-    _, disc, line = service.SHAPES
-    assert Choices(kind="Blur", shape=line, blur=9, angle=30).task == "motion9@30"
-    assert Choices(kind="Blur", shape=disc, blur=2.5).task == "disc2.5"
-    assert Choices(kind="Blur", shape=disc, blur=2.5, softness=0.6).task == "disc2.5+gauss0.6"
+    assert Choices(kind="Blur", shape=LINE, blur=9, angle=30).task == "motion9@30"
+    assert Choices(kind="Blur", shape=DISC, blur=2.5).task == "disc2.5"
+    assert Choices(kind="Blur", shape=DISC, blur=2.5, softness=0.6).task == "disc2.5+gauss0.6"
     assert Choices(kind="Blur", blur=1.5).task == "gauss1.5"
 
 
@@ -222,10 +224,8 @@ def test_the_command_line_and_python_do_the_same(
 
 
 def test_no_noise_is_said_aloud_where_the_command_line_would_estimate_it() -> None:
-    assert service.command_line("a.png", Choices(kind="Noise"), mask=False).endswith(
-        "--task denoise --sigma 0"
-    )
-    assert "--sigma" not in service.command_line("a.png", Choices(), mask=False)
+    assert command_line("a.png", Choices(kind="Noise"), mask=False).endswith("--task denoise --sigma 0")
+    assert "--sigma" not in command_line("a.png", Choices(), mask=False)
 
 
 def test_before_and_after_have_one_size(work: Service, photo: Upload) -> None:
@@ -255,11 +255,11 @@ def test_notes_call_the_picture_as_the_visitor_does(work: Service, tmp_path: Pat
 
 def test_heat_map() -> None:
     std = torch.linspace(0, 0.2, 256).expand(3, 4, 256)
-    heat = service.heat_map(std)
+    heat = heat_map(std)
     assert heat.shape == (4, 256, 3) and heat.dtype == np.uint8
     brightness = heat[0].astype(int).sum(1)
     assert (np.diff(brightness) >= -1).all() and brightness[0] < 10 and brightness[-1] > 600
-    assert not service.heat_map(torch.zeros(3, 4, 4)).any(where=[True, True, False])
+    assert not heat_map(torch.zeros(3, 4, 4)).any(where=[True, True, False])
 
 
 def test_holes_must_be_painted_and_leave_something(work: Service, photo: Upload) -> None:
@@ -271,14 +271,16 @@ def test_holes_must_be_painted_and_leave_something(work: Service, photo: Upload)
 
 def test_a_run_can_be_stopped(work: Service, photo: Upload) -> None:
     visitors = Visitors()
-    event = visitors.begin("a")
-    visitors.begin("b")
+    seen: list[float] = []
+    report = visitors.begin("a", lambda share, text: seen.append(share))
+    visitors.begin("b", report)
     visitors.stop("b")
-    assert not event.is_set()
+    report(0.5, "")
+    assert seen == [0.5]
     visitors.stop("a")
     visitors.stop("nobody")
     with pytest.raises(UserError, match="stopped"):
-        work.restore(photo, Choices(), progress=service.stoppable(lambda share, text: None, event))
+        work.restore(photo, Choices(), progress=report)
     assert not work.lock.locked()
 
 
@@ -313,7 +315,7 @@ def test_compare_degrades_restores_and_measures(
     work: Service, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload = saved(tmp_path / "a.png", data.chelsea()[:150, :200])
-    done = work.compare(upload, "sr4", 0.05, ("ddc", "pinv"), (2, 1), longest=96, seed=1)
+    done = work.compare(upload, Trial("sr4", 0.05, "ddc", 2, "pinv", 1, longest=96, seed=1))
     assert done.clean.shape == done.measured.shape == done.results[0].shape == (72, 96, 3)
     rows = [row.split("|") for row in done.table.splitlines()[2:]]
     assert [row[1].strip() for row in rows] == ["ddc", "pinv"] and rows[1][3].strip() == "0"
@@ -335,36 +337,33 @@ def test_compare_says_a_note_once(
     work: Service, photo: Upload, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddc.pipeline.DEFAULT_MODEL", tiny_model)
-    (note,) = work.compare(photo, "colorize", 0.0, ("ddc", "ddc"), (1, 2)).notes
+    (note,) = work.compare(photo, Trial("colorize", 0.0, "ddc", 1, "ddc", 2)).notes
     assert "not trained for colorize" in note
 
 
 def test_compare_refuses_what_cannot_work(work: Service, photo: Upload) -> None:
     with pytest.raises(UserError, match="ddrm needs an operator with an SVD"):
-        work.compare(photo, "jpeg10", 0.0, ("ddc", "ddrm"), (2, 2))
+        work.compare(photo, Trial("jpeg10", 0.0, "ddc", 2, "ddrm", 2))
     with pytest.raises(UserError, match="not offered"):
-        work.compare(photo, "custom", 0.0, ("ddc", "ddrm"), (2, 2))
+        work.compare(photo, Trial("custom", 0.0, "ddc", 2, "ddrm", 2))
     assert not list(work.folder.rglob("*.png"))
 
 
 def test_examples_are_what_they_say(work: Service, tmp_path: Path) -> None:
-    examples = service.write_examples(tmp_path / "examples")
-    assert [example.choices.kind for example in examples] == [
+    examples = write_examples(tmp_path / "examples")
+    assert [choices.kind for _, choices in examples] == [
         "Low resolution",
         "Blur",
         "Holes",
         "Noise",
         "JPEG artefacts",
     ]
-    for example in examples:
-        upload = Upload(example.path, example.path.name)
-        suggested = work.inspect(upload).suggested
-        if example.choices.kind in ("Holes", "Noise", "JPEG artefacts"):
-            assert suggested.kind == example.choices.kind
-        assert "pixels" in work.forecast(upload, example.choices)
-    assert all(
-        Picture.read(path).size == (256, 256) for path in service.write_clean_examples(tmp_path / "clean")
-    )
+    for upload, choices in examples:
+        _, suggested = look_at(upload)
+        if choices.kind in ("Holes", "Noise", "JPEG artefacts"):
+            assert suggested.kind == choices.kind
+        assert "pixels" in work.forecast(upload, choices)
+    assert all(upload.read(work.limits).size == (256, 256) for upload in write_clean_examples(tmp_path / "clean"))
 
 
 def test_old_files_are_removed(tmp_path: Path) -> None:
@@ -374,16 +373,34 @@ def test_old_files_are_removed(tmp_path: Path) -> None:
     past = time.time() - 3600
     for path in (tmp_path / "old/a.png", tmp_path / "examples/c.png"):
         os.utime(path, (past, past))
-    service.remove_old(tmp_path, 30, keep=(tmp_path / "examples",))
+    remove_old(tmp_path, 30, keep=(tmp_path / "examples",))
     os.utime(tmp_path / "old", (past, past))  # its file went just now
-    service.remove_old(tmp_path, 30, keep=(tmp_path / "examples",))
+    remove_old(tmp_path, 30, keep=(tmp_path / "examples",))
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["b.png", "c.png", "examples", "new"]
+
+
+def test_heic_is_read_although_pillow_alone_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pillow_heif")
+    Picture(data.astronaut()[:40, :64]).write(tmp_path / "a.heic")
+    Image.init()
+    monkeypatch.setattr(Image, "ID", [name for name in Image.ID if name != "HEIF"])  # as in a new process
+    facts, _ = look_at(Upload(tmp_path / "a.heic", "a.heic"))
+    assert "64 × 40 pixels" in facts
+
+
+def test_a_form_is_made_from_the_values_of_its_components() -> None:
+    values = ["Blur", 4, "Soft", 2, None, 45, 10.0, None, "ddnm", 20.0, None, 1]
+    form = from_values(Choices, values)
+    assert form == Choices("Blur", blur=2.0, sigma=0.0, solver="ddnm", steps=20, angle=45.0)
+    assert type(form.blur) is float and type(form.steps) is int
+    with pytest.raises(ValueError, match="longer"):
+        from_values(Choices, values[:-1])
 
 
 def test_limits_and_durations() -> None:
     with pytest.raises(UserError, match="queue must be above 0"):
         Limits(queue=0)
-    said = [service.duration(seconds) for seconds in (0.2, 40, 300, 9000)]
+    said = [duration(seconds) for seconds in (0.2, 40, 300, 9000)]
     assert said == ["a second", "40 seconds", "5 minutes", "2.5 hours"]
 
 

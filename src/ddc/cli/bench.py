@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from ddc.bench import BenchSettings
+from ddc.evaluation.speed import BenchSettings
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Bench:
     """Measure the plain loop and the fast path side by side, every solver, and how time and memory grow."""
 
     model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
-    """The model folder; left out, the one that comes with the package, or its networks with random weights."""
+    """The model folder. Default: the shipped model, or its networks with random weights."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto."""
     paper_size: bool = False
@@ -31,29 +31,36 @@ class Bench:
 
         from rich.console import Console
 
-        from ddc import bench
         from ddc.errors import UserError
-        from ddc.pipeline import DEFAULT_MODEL, RestorationPipeline
+        from ddc.evaluation import speed, speed_tables
+        from ddc.pipeline import RestorationPipeline
+        from ddc.priors import DEFAULT_MODEL
 
         if self.paper_size and self.model is not None:
-            raise UserError("--paper-size measures the paper's networks; name a model or that, not both")
+            raise UserError("--paper-size measures the paper's networks; give either a model or --paper-size")
         folder = self.model or (DEFAULT_MODEL if (DEFAULT_MODEL / "prior").is_dir() else None)
         if self.paper_size:
             folder = None
-            prior, network = bench.random_models("adm-256", "paper")
+            prior, network = speed.random_models("adm-256", "paper")
         elif folder is None:
-            prior, network = bench.random_models("compact", "compact")
+            prior, network = speed.random_models("compact", "compact")
         else:
             pipe = RestorationPipeline.from_pretrained(folder)
             prior, network = pipe.prior, pipe.network  # type: ignore[assignment]
+        training_speed: speed.TrainingSpeed | None = None
+        if self.settings.training:
+            from ddc.training import speed as of_training
+
+            training_speed = of_training.training_speed
         errors = Console(file=sys.stderr)
-        run = bench.Bench(
+        run = speed.Bench(
             prior,
             network,
             self.device,
             self.settings,
             folder,
-            say=lambda text: errors.print(f"[dim]{text}[/dim]"),
+            lambda text: errors.print(f"[dim]{text}[/dim]"),
+            training_speed,
         )
         try:
             run.run()
@@ -64,12 +71,12 @@ class Bench:
             self.out.mkdir(parents=True, exist_ok=True)
             (self.out / "bench.json").write_text(json.dumps(results, indent=2) + "\n")
             try:
-                bench.plot(results, self.out / "bench.png")
+                speed_tables.plot(results, self.out / "bench.png")
             except ImportError:
                 errors.print("no plot: matplotlib is missing; install it with `pip install ddc\\[eval]`")
         if self.json:
             print(json.dumps(results, indent=2))
         else:
-            for table in bench.tables(results):
+            for table in speed_tables.tables(results):
                 Console().print(table)
         return 0

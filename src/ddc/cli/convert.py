@@ -1,4 +1,4 @@
-"""`ddc convert`: a guided-diffusion checkpoint becomes a model folder."""
+"""`ddc convert`: turn a guided-diffusion checkpoint into a model folder."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from ddc.convert import GuidedOptions, convert
 
 @dataclass(frozen=True)
 class Convert:
-    """Turn OpenAI's guided-diffusion checkpoint (.pt) into a folder with config.json and safetensors."""
+    """Convert a checkpoint of OpenAI's guided-diffusion (.pt) into a folder with config.json and safetensors."""
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")]
     """The checkpoint, for example 256x256_diffusion_uncond.pt."""

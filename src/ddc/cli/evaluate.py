@@ -1,17 +1,96 @@
-"""ddc evaluate: measure solvers on a folder of pictures."""
+"""ddc evaluate: measure solvers on a folder of pictures. Also the options that it shares with `reproduce`."""
 
+import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from ddc.cli.measuring import MeasuringOptions
+import tyro
+
+from ddc.errors import UserError
+
+if TYPE_CHECKING:
+    from ddc.evaluation.benchmark import EvaluationOptions
+
+# options whose texts say what happens if they are left out
+N = tyro.conf.arg(metavar="N", help_behavior_hint="")
+MINUTES = tyro.conf.arg(metavar="MINUTES", help_behavior_hint="")
+FILE = tyro.conf.arg(metavar="FILE", help_behavior_hint="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuringOptions:
+    """How to measure."""
+
+    limit: Annotated[int | None, N] = None
+    """Measure this many pictures, evenly spread over all. Default: all."""
+    slow_limit: Annotated[int | None, N] = None
+    """Measure solvers of more than 200 network evaluations on this many pictures only."""
+    max_nfe: Annotated[int | None, N] = None
+    """Shorten every solver to at most this many network evaluations."""
+    batch_size: int = 1
+    """Pictures restored at once."""
+    seed: int = 0
+    """Masks, measurement noise and sampling noise depend on this seed and on each image's name."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of the networks; bf16 and fp16 need a CUDA device."""
+    keep: int = 4
+    """Pictures of each method that the report may show, beside the worst ones."""
+    compile: bool = False
+    """Compile the networks for the batch size (CUDA): takes minutes at the start, then runs faster."""
+    minutes: Annotated[float | None, MINUTES] = None
+    """Start no batch that would end later than this; 0 measures nothing. Run the same command again to continue."""
+    report: bool = True
+    """Write the report. Without it the measuring computer needs neither matplotlib nor jinja2: copy the --out
+    folder and run the same command elsewhere."""
+    vgg16: Annotated[Path | None, FILE] = None
+    """VGG16's weights for LPIPS-VGG16 and FD-VGG16, vgg16.safetensors. Default: from the cache, or downloaded."""
+    fid_inception: Annotated[Path | None, FILE] = None
+    """The standard Inception weights, pt_inception-2015-12-05-6726825d.pth; FID is measured if they are found."""
+
+    def options(self, out: Path, samples: int = 1) -> "EvaluationOptions":
+        """Check the options; the time of --minutes starts here."""
+        started = time.monotonic()
+        positive = {"batch-size": self.batch_size, "samples": samples, "slow-limit": self.slow_limit}
+        for name, value in positive.items():
+            if value is not None and value < 1:
+                raise UserError(f"--{name} is {value}; expected 1 or more")
+        from ddc.evaluation.benchmark import EvaluationOptions
+        from ddc.evaluation.inception import find_inception
+        from ddc.evaluation.report import check_packages
+
+        if self.report:
+            check_packages()
+        if self.vgg16 is not None:
+            from ddc.perceptual import VGG_VARIABLE
+
+            if not self.vgg16.is_file():
+                raise UserError(f"{self.vgg16} is not a file; expected VGG16's weights, vgg16.safetensors (--vgg16)")
+            os.environ[VGG_VARIABLE] = str(self.vgg16)
+        return EvaluationOptions(
+            out,
+            self.batch_size,
+            self.seed,
+            self.device,
+            self.precision,
+            samples,
+            keep=self.keep,
+            inception=find_inception(self.fid_inception),
+            slow_limit=self.slow_limit,
+            deadline=None if self.minutes is None else started + 60 * self.minutes,
+            compile=self.compile,
+        )
 
 
 @dataclass(frozen=True)
 class Evaluate(MeasuringOptions):
     """Measure solvers on pictures: rows for each image, and a report with tables, plots and pictures.
 
-    What is measured already in the --out folder is not measured again. Several devices: accelerate launch.
+    Rows that are already in the --out folder are not measured again. For several devices, use accelerate launch.
     """
 
     images: Path
@@ -19,72 +98,41 @@ class Evaluate(MeasuringOptions):
     out: Path
     """The folder of the run: rows, results.json and report.html."""
     model: str = ""
-    """Model folders, separated by commas, each with a name if you like (ours=DIR). Empty: the one shipped."""
+    """Model folders, separated by commas, each with an optional name: DIR:name=ours,DIR2. Default: the shipped model."""
     solver: str = "ddc"
-    """Solvers, separated by commas, with settings if you like: ddc,ddnm,pigdm:noise_blind=true."""
+    """Solvers, separated by commas, with optional settings: ddc,ddnm:steps=50,pigdm:noise_blind=true."""
     task: str = "sr4"
-    """Tasks, separated by commas, with a noise of their own if you like: sr4,gauss,jpeg10:sigma=0."""
+    """Tasks, separated by commas, with an optional noise level of their own: sr4,gauss,jpeg10:sigma=0."""
     sigma: str = "0.05"
     """Noise of the measurements in [0, 1] units, separated by commas: 0,0.05."""
     steps: str = ""
-    """Sampling steps, separated by commas; empty takes each solver's own."""
+    """Sampling steps, separated by commas. Default: those of each solver."""
     size: int = 256
     """Height and width of the centre that is measured."""
     samples: int = 1
     """Restorations of each measurement, for the spread between them."""
 
     def run(self) -> int:
-        import os
-
         options = self.options(self.out, self.samples)
-        from ddc.evaluation.benchmark import (
-            Models,
-            evaluate,
-            load_images,
-            make_cases,
-            number,
-            recorded_models,
-            slow_note,
-        )
-        from ddc.evaluation.report import Page, write_report
+        from ddc.evaluation.benchmark import evaluate
+        from ddc.evaluation.cases import Models, load_images, parse_cases, parse_models
+        from ddc.evaluation.report import ReportPage, write_report
+        from ddc.evaluation.results import recorded_models
 
         models = Models(parse_models(self.model), recorded=recorded_models(self.out))
-        sigmas = [number(text, "sigma") for text in split(self.sigma)]
-        steps = [int(number(text, "steps")) for text in split(self.steps)]
-        cases = make_cases(models, split(self.task), sigmas, split(self.solver), steps, self.max_nfe)
+        cases = parse_cases(models, self.task, self.sigma, self.solver, self.steps, self.max_nfe)
         images = load_images(self.images, self.size, self.limit)
         protocol = {"images": self.images.name, "count": len(images), "max_nfe": self.max_nfe}
-        outcome = evaluate(cases, images, models, options, protocol)
+        result = evaluate(cases, images, models, options, protocol)
         if int(os.environ.get("RANK", 0)):
             return 0
-        if outcome.left:
-            print(outcome)
-        for left_out in outcome.skipped:
-            print(f"ddc: left out {left_out}", file=sys.stderr)
-        if self.report and outcome.rows:
-            notes = [str(outcome)] if outcome.left else []
-            notes += [*slow_note(cases, images, options), *outcome.skipped]
-            print(write_report(self.out, Page(title=f"Evaluation on {self.images.name}", notes=notes)))
+        if result.left:
+            print(result.unfinished)
+        for reason in result.skipped:
+            print(f"ddc: skipped {reason}", file=sys.stderr)
+        if self.report and result.rows:
+            notes = [*result.notes, *(f"Not run: {reason}" for reason in result.skipped)]
+            print(write_report(self.out, ReportPage(f"Evaluation on {self.images.name}", notes)))
         else:
-            print(f"{outcome.rows} rows are in {self.out}")
+            print(f"{result.rows} rows are in {self.out}")
         return 0
-
-
-def split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def parse_models(text: str) -> dict[str, Path]:
-    """ "a=DIR1,DIR2" → names and folders; a folder without a name is called as itself."""
-    from ddc.errors import UserError
-    from ddc.pipeline import DEFAULT_MODEL
-
-    folders: dict[str, Path] = {}
-    for part in split(text) or [f"default={DEFAULT_MODEL}"]:
-        name, found, folder = part.partition("=")
-        path = Path(folder if found else name)
-        label = name if found else path.resolve().name
-        if label in folders:
-            raise UserError(f"two models are called {label}; give them names: first=DIR,second=DIR")
-        folders[label] = path
-    return folders

@@ -9,23 +9,20 @@ import tyro
 
 @dataclass(frozen=True)
 class Export:
-    """Write the inference model (averaged weights) of a run's latest checkpoint, at any time of its training."""
+    """Write the model (averaged weights) of a run's latest checkpoint; the run may still be training."""
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The --out folder of `ddc train`."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """The model's folder; one that is there is replaced."""
+    """Folder of the model; replaced if it exists."""
     dtype: Literal["fp32", "fp16"] = "fp32"
-    """Number format of the weights."""
+    """Data type of the weights."""
     shard_mb: float | None = None
-    """Largest safetensors file, in megabytes."""
+    """Maximum size of a safetensors file, in megabytes."""
 
     def run(self) -> int:
-        import torch
+        from ddc.training.output import export_run
 
-        from ddc.training.export import export_run
-
-        dtype = torch.float16 if self.dtype == "fp16" else torch.float32
-        step = export_run(self.run_folder, self.out, dtype, self.shard_mb)
+        step = export_run(self.run_folder, self.out, self.dtype, self.shard_mb)
         print(f"{self.out}: the model of step {step}")
         return 0

@@ -1,4 +1,4 @@
-"""`ddc info`: what a model folder holds, and what this computer offers."""
+"""`ddc info`: what a model folder contains, and what is available on this computer."""
 
 import json
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ import tyro
 if TYPE_CHECKING:
     from torch import nn
 
-    from ddc.consistency import DataConsistency
+PACKAGES = ("ddc", "torch", "diffusers", "safetensors", "pillow", "pillow-heif", "accelerate", "gradio")
 
 
 @dataclass(frozen=True)
 class Info:
-    """Show a model's networks (parameters, FLOPs, sizes, inputs, schedule), and the tasks, solvers, devices
-    and versions here."""
+    """Show the networks of a model (parameters, FLOPs, sizes, inputs, schedule), and the tasks, solvers, devices
+    and versions on this computer."""
 
     model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
-    """A model's folder, or that of its prior or of another of its networks alone; left out, the model that comes
-    with the package, if it is there."""
+    """A model folder, or the folder of a prior or of another single network; if left out, the model that is shipped with
+    the package, if there is one."""
     size: int = 256
     """Side of the picture that FLOPs are counted for."""
     json: bool = False
@@ -28,104 +28,94 @@ class Info:
 
     def run(self) -> int:
         from ddc.errors import UserError
-        from ddc.pipeline import DEFAULT_MODEL
+        from ddc.priors import DEFAULT_MODEL
 
         if self.size < 1:
             raise UserError(f"--size is {self.size}; expected the side of a picture in pixels, such as 256")
-
         facts: dict[str, Any] = {}
         if self.model is not None or (DEFAULT_MODEL / "prior").is_dir():
-            facts["model"] = self._model()
-        facts |= _here()
+            facts["model"] = _model(self.model or DEFAULT_MODEL, self.size)
+        facts |= _computer()
         if self.json:
             print(json.dumps(facts, indent=2, ensure_ascii=False))
         else:
             _show(facts)
         return 0
 
-    def _model(self) -> dict[str, Any]:
-        from ddc.pipeline import RestorationPipeline, default_tile, pick_device
 
-        if self.model is not None and (alone := self._alone(self.model)):
-            return {"folder": str(self.model), "megabytes": _megabytes(self.model), **alone}
-        pipe = RestorationPipeline.from_pretrained(self.model)
-        prior, schedule = pipe.prior, pipe.prior.schedule
-        assert pipe.folder is not None
-        facts: dict[str, Any] = {
-            "folder": str(pipe.folder),
-            "megabytes": _megabytes(pipe.folder),
-            "tile": default_tile(pick_device("auto")),
-        }
-        facts["prior"] = {
-            **self._network(prior.unet),
-            "predicts": prior.prediction_type,
-            "variance": "learned" if prior.learns_variance else "fixed",
-            "clamp": prior.clamp,
-            "schedule": {
-                "steps": schedule.train_steps,
-                "kind": prior.scheduler_config.get("beta_schedule", "linear"),
-                "last alpha bar": float(f"{float(schedule.alpha_bars[-2]):.3g}"),
-            },
-        }
-        if pipe.network is not None:
-            facts["network"] = self._consistency(pipe.network)
-        return facts
+def _model(folder: Path, size: int) -> dict[str, Any]:
+    """A model's networks, or the one network that `ddc train ddc`, `i2sb` or `dncnn` exported."""
+    from ddc.consistency import DataConsistency
+    from ddc.fast import default_tile, pick_device
+    from ddc.networks import read_config
+    from ddc.pipeline import RestorationPipeline
+    from ddc.solvers.bridge import Bridge
+    from ddc.solvers.dncnn import DnCNN
 
-    def _alone(self, folder: Path) -> dict[str, Any] | None:
-        """One network in a folder, as `ddc train ddc`, `i2sb` and `dncnn` export it."""
-        from ddc.consistency import DataConsistency
-        from ddc.networks import read_config
-        from ddc.solvers.bridge import Bridge
-        from ddc.solvers.dncnn import DnCNN
+    def consistency(network: DataConsistency) -> dict[str, Any]:
+        return {**_unet(network.unet, size), "inputs": ["x0", *network.inputs]}
 
-        config = read_config(folder) if (folder / "config.json").is_file() else {}
-        if "inputs" in config:
-            return {"network": self._consistency(DataConsistency.from_pretrained(folder))}
-        if "task" in config:
-            bridge = Bridge.from_pretrained(folder)
-            known = {"task": bridge.task, "largest noise": bridge.sigma_max}
-            return {"bridge": {**self._network(bridge.unet), **known}}
-        if config.get("_class_name") == "DnCNN":
-            dncnn = DnCNN.from_pretrained(folder)
-            return {"denoiser": {"parameters": sum(p.numel() for p in dncnn.parameters()), **dncnn.config}}
-        return None
-
-    def _consistency(self, network: "DataConsistency") -> dict[str, Any]:
-        return {**self._network(network.unet), "inputs": ["x0", *network.inputs]}
-
-    def _network(self, unet: "nn.Module") -> dict[str, Any]:
-        import torch
-
-        from ddc.networks import run_unet, unet_size_multiple
-
-        channels = int(unet.config["in_channels"])  # type: ignore[index]
-        facts = {
-            "class": type(unet).__name__,
-            "parameters": sum(p.numel() for p in unet.parameters()),
-            "channels in": channels,
-            "channels out": int(unet.config["out_channels"]),  # type: ignore[index]
-            "sizes": f"any (padded inside to a multiple of {unet_size_multiple(unet)})",
-        }
-        from torch.utils.flop_counter import FlopCounterMode
-
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:  # shapes alone: nothing is computed
-            run_unet(unet.to("meta"), torch.empty(1, channels, self.size, self.size, device="meta"), 0)
-        facts[f"GFLOP at {self.size}×{self.size}"] = float(f"{counter.get_total_flops() / 1e9:.4g}")
-        return facts
+    config = read_config(folder) if (folder / "config.json").is_file() else {}
+    megabytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+    facts: dict[str, Any] = {"folder": str(folder), "megabytes": round(megabytes, 1)}
+    if "inputs" in config:
+        return facts | {"network": consistency(DataConsistency.from_pretrained(folder))}
+    if "task" in config:
+        bridge = Bridge.from_pretrained(folder)
+        known = {"task": bridge.task, "largest noise": bridge.sigma_max}
+        return facts | {"bridge": {**_unet(bridge.unet, size), **known}}
+    if config.get("_class_name") == "DnCNN":
+        dncnn = DnCNN.from_pretrained(folder)
+        return facts | {"denoiser": {"parameters": _parameters(dncnn), **dncnn.config}}
+    pipe = RestorationPipeline.from_pretrained(folder)
+    prior, schedule = pipe.prior, pipe.prior.schedule
+    facts["tile"] = default_tile(pick_device("auto"))
+    facts["prior"] = {
+        **_unet(prior.unet, size),
+        "predicts": prior.prediction_type,
+        "variance": "learned" if prior.learns_variance else "fixed",
+        "clamp": prior.clamp,
+        "schedule": {
+            "steps": schedule.train_steps,
+            "kind": prior.scheduler_config.get("beta_schedule", "linear"),
+            "last alpha bar": float(f"{float(schedule.alpha_bars[-2]):.3g}"),
+        },
+    }
+    return facts | ({"network": consistency(pipe.network)} if pipe.network is not None else {})
 
 
-def _megabytes(folder: Path) -> float:
-    return round(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6, 1)
+def _unet(unet: "nn.Module", size: int) -> dict[str, Any]:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from ddc.networks import run_unet, unet_size_multiple
+
+    config: Any = unet.config
+    parameters, channels = _parameters(unet), int(config["in_channels"])
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:  # on "meta" nothing is computed
+        run_unet(unet.to("meta"), torch.empty(1, channels, size, size, device="meta"), 0)
+    return {
+        "class": type(unet).__name__,
+        "parameters": parameters,
+        "channels in": channels,
+        "channels out": int(config["out_channels"]),
+        "sizes": f"any (padded to a multiple of {unet_size_multiple(unet)})",
+        f"GFLOP at {size}×{size}": float(f"{counter.get_total_flops() / 1e9:.4g}"),
+    }
 
 
-def _here() -> dict[str, Any]:
+def _parameters(network: "nn.Module") -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+def _computer() -> dict[str, Any]:
     """Tasks, solvers, devices and versions."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
     import torch
 
-    from ddc.problems import READ_OFF, TASKS
+    from ddc.problems import DETECTED, TASKS
     from ddc.solvers import SOLVERS
 
     threads = torch.get_num_threads()
@@ -133,13 +123,13 @@ def _here() -> dict[str, Any]:
     devices += [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
     devices += ["mps"] if torch.backends.mps.is_available() else []
     versions = {"python": platform.python_version()}
-    for name in ("ddc", "torch", "diffusers", "safetensors", "pillow", "pillow-heif", "accelerate", "gradio"):
+    for name in PACKAGES:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
             versions[name] = "not installed"
     return {
-        "tasks": TASKS | READ_OFF,
+        "tasks": TASKS | DETECTED,
         "solvers": {name: (kind.__doc__ or "").splitlines()[0] for name, kind in SOLVERS.items()},
         "devices": devices,
         "versions": versions,
@@ -151,7 +141,7 @@ def _show(facts: dict[str, Any], indent: str = "") -> None:
         if isinstance(value, dict):
             print(f"{indent}{key}")
             _show(value, indent + "  ")
-        elif isinstance(value, list):
-            print(f"{indent}{key:<16} {', '.join(map(str, value))}")
-        else:
-            print(f"{indent}{key:<16} {value:,}" if isinstance(value, int) else f"{indent}{key:<16} {value}")
+            continue
+        if isinstance(value, list):
+            value = ", ".join(map(str, value))
+        print(f"{indent}{key:<16} {value:,}" if isinstance(value, int) else f"{indent}{key:<16} {value}")

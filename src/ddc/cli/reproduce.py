@@ -6,42 +6,40 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from ddc.cli.measuring import MeasuringOptions
+from ddc.cli.evaluate import MeasuringOptions
 
-Name = Literal[
-    "table1", "table2", "table3", "table4", "table5", "table6", "figure2", "figure5", "figure7", "figure8"
-]
+Name = Literal["table1", "table2", "table3", "table4", "table5", "table6", "figure2", "figure5", "figure7", "figure8"]
 
 
 @dataclass(frozen=True)
 class Reproduce(MeasuringOptions):
-    """Run a table or a figure of the paper, with its own figures beside ours, as a page to read.
+    """Run a table or a figure of the paper; the report shows the paper's figures beside ours.
 
-    What is measured already in the --out folder is not measured again. Several devices: accelerate launch.
+    Rows that are already in the --out folder are not measured again. For several devices, use accelerate launch.
     """
 
     name: Positional[Name]
     """The table or figure."""
     images: Path | None = None
-    """A folder or a .tar archive of clean pictures; none takes the four that come with scikit-image."""
+    """A folder or a .tar archive of clean pictures. Default: four photographs from scikit-image."""
     out: Path | None = None
-    """The folder of the run; none is runs/NAME, or runs/NAME-quick."""
+    """The folder of the run. Default: runs/NAME, or runs/NAME-quick."""
     model: Path | None = None
-    """The generalised model's folder; none is the one that comes with the package."""
+    """The folder of the main model. Default: the shipped model."""
     models: str = ""
-    """The other models of the experiment: no-lpips=DIR,faces=DIR. The page says which it can use."""
+    """Other models of the experiment: DIR:name=no-lpips,DIR2:name=faces. The report says which are missing."""
     quick: bool = False
-    """A form for two CPU cores and a few minutes: two small pictures, short runs."""
+    """A quick form for a CPU: two small pictures, short runs, a few minutes."""
     size: int | None = None
-    """Height and width of the centre that is measured; none is 256, or 128 in the quick form."""
+    """Height and width of the centre that is measured. Default: 256, or 128 in the quick form."""
 
     def run(self) -> int:
         out = self.out or Path("runs") / (self.name + ("-quick" if self.quick else ""))
         options = self.options(out)
-        from ddc.cli.evaluate import parse_models
-        from ddc.evaluation.benchmark import bundled_images, load_images, recorded_models
-        from ddc.evaluation.experiments import EXPERIMENTS, Plan, find_variants, reproduce
-        from ddc.pipeline import DEFAULT_MODEL
+        from ddc.evaluation.cases import bundled_images, load_images, parse_models
+        from ddc.evaluation.experiments import EXPERIMENTS, Reproduction, find_variants, reproduce
+        from ddc.evaluation.results import recorded_models
+        from ddc.priors import DEFAULT_MODEL
 
         size = self.size or (128 if self.quick else 256)
         limit = self.limit or (2 if self.quick else None)
@@ -55,7 +53,7 @@ class Reproduce(MeasuringOptions):
         given |= parse_models(self.models) if self.models else {}
         for name in recorded_models(out):  # measured elsewhere: its rows need no folder
             given.setdefault(name, main.parent / name)
-        plan = Plan(self.name, images, images_name, given, options, self.quick, self.max_nfe, self.report)
+        plan = Reproduction(self.name, images, images_name, given, options, self.quick, self.max_nfe, self.report)
         for line in reproduce(plan):
             print(line)
         return 0

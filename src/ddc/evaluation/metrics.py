@@ -1,4 +1,4 @@
-"""How good a restored picture is. Pictures are (B, 3, H, W) in [0, 1] here unless a name says otherwise."""
+"""Metrics of restored pictures, which are (B, 3, H, W) in [0, 1] unless stated otherwise."""
 
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,15 @@ def psnr(x: Tensor, truth: Tensor) -> Tensor:
 
 
 def ssim(x: Tensor, truth: Tensor, data_range: float = 1.0) -> Tensor:
-    """Structural similarity as scikit-image's defaults have it, (B,), and on the device that the pictures are on:
-    7×7 windows that lie within the picture, sample covariances, the mean over channels.
+    """Structural similarity, (B,), with scikit-image's defaults but on the pictures' device: 7×7 windows within the
+    picture, sample covariances, the mean over channels.
 
-    The paper's code gave its [0, 1] pictures without saying their range, which scikit-image 0.19 took for 2:
-    `data_range=2` is its scale, and reads higher.
+    The paper's code did not state the range of its [0, 1] pictures, so scikit-image 0.19 assumed 2. `data_range=2`
+    gives the paper's values, which are higher.
     """
     window, c1, c2 = 7, (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
     if min(x.shape[-2:]) < window:
-        raise UserError(
-            f"SSIM needs pictures of at least {window}×{window} pixels, not {tuple(x.shape[-2:])}"
-        )
+        raise UserError(f"SSIM needs pictures of at least {window}×{window} pixels, not {tuple(x.shape[-2:])}")
     a, b = x.double(), truth.double()
     mean_a, mean_b = F.avg_pool2d(a, window, 1), F.avg_pool2d(b, window, 1)
     unbiased = window**2 / (window**2 - 1)
@@ -45,11 +43,11 @@ def ssim(x: Tensor, truth: Tensor, data_range: float = 1.0) -> Tensor:
 
 
 def consistency(x: Tensor, y: Tensor, problem: Problem) -> Tensor:
-    """The root mean square of A x − y over what was observed, (B,), for x and y in [-1, 1].
+    """The root mean square of A x − y over what was observed, (B,), for y in [-1, 1].
 
-    Relative to σ where the measurement has noise: 1 is as near as the truth is. Without noise, in [0, 1] units.
+    Relative to σ if the measurement has noise (the truth has 1), else in [0, 1] units.
     """
-    residual = (problem.operator(x) - y).double()
+    residual = (problem.operator(to_internal(x)) - y).double()
     seen = problem.operator.observed(y, (x.shape[-2], x.shape[-1]))
     if seen is not None:  # holes are no measurement
         weight = seen.to(residual).expand_as(residual)
@@ -72,33 +70,8 @@ def spread(samples: Tensor) -> Tensor:
     return samples.double().var(0, unbiased=True).mean((1, 2, 3)).sqrt()
 
 
-# ---------------------------------------------------------------------------------------------------------
-# distances between sets of pictures
-
-
-def frechet_distance(a: Array, b: Array) -> float:
-    """The Fréchet distance of two Gaussians fitted to the rows of a (n, d) and b (m, d):
-    ‖μ_a − μ_b‖² + tr(C_a + C_b − 2 (C_a C_b)^½)."""
-    if min(len(a), len(b)) < 2:
-        raise UserError(
-            f"a Fréchet distance needs at least 2 pictures in each set, not {min(len(a), len(b))}"
-        )
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    return frechet_of_moments(a.mean(0), np.cov(a, rowvar=False), b.mean(0), np.cov(b, rowvar=False))
-
-
-def frechet_of_moments(mean_a: Array, cov_a: Array, mean_b: Array, cov_b: Array) -> float:
-    # tr (C_a C_b)^½ = tr (R C_b R)^½ with R = C_a^½: symmetric, so that eigh serves, also where n < d.
-    cov_a, cov_b = np.atleast_2d(cov_a), np.atleast_2d(cov_b)
-    values, vectors = np.linalg.eigh(cov_a)
-    root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
-    cross = np.sqrt(np.linalg.eigvalsh(root @ cov_b @ root).clip(min=0)).sum()
-    distance = ((mean_a - mean_b) ** 2).sum() + np.trace(cov_a) + np.trace(cov_b) - 2 * cross
-    return max(float(distance), 0.0)
-
-
 class Metrics:
-    """All that is measured of one picture, with the networks that it takes.
+    """All metrics of a picture, and the networks that they need.
 
     FD-VGG16 compares relu5_3 of VGG16 at the picture's own size, averaged over positions: 512 numbers.
     """
@@ -110,7 +83,7 @@ class Metrics:
         self.absent: list[str] = []
         try:
             self.vgg = LPIPS("vgg").to(self.device)
-        except UserError as error:  # a figure less, but no reason to measure nothing
+        except UserError as error:  # the other metrics can be measured
             self.absent.append(f"LPIPS-VGG16 and FD-VGG16 were not measured: {error}")
         self.inception = None
         if inception is not None:
@@ -120,8 +93,8 @@ class Metrics:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, truth: Tensor) -> tuple[dict[str, list[float]], dict[str, Array]]:
-        """Each figure's values, one for each image; and x's `features`."""
-        # MPS has no float64, in which the first three are computed
+        """The values of each metric, one for each image, and the `features` of x."""
+        # the first three are computed in float64, which MPS does not have
         place = torch.device("cpu") if self.device.type == "mps" else self.device
         a, b = x.to(place).float(), truth.to(place).float()
         values = {
@@ -140,7 +113,7 @@ class Metrics:
 
     @torch.no_grad()
     def features(self, x: Tensor, deep: list[Tensor] | None = None) -> dict[str, Array]:
-        """What the distances between sets need of each image: (B, d) for each extractor."""
+        """The features of each image for the distances between sets: (B, d) for each extractor."""
         x = x.to(self.device).float()
         out = {}
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):

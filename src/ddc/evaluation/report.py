@@ -1,41 +1,41 @@
-"""The report of a run: tables as Markdown, LaTeX and CSV, and one HTML page that needs nothing beside it."""
+"""The report of a run: tables as Markdown, LaTeX and CSV, and one HTML page that contains its pictures."""
 
 import base64
 import importlib.util
 import io
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ddc.errors import UserError
-from ddc.evaluation.benchmark import WORST, Case, Row, parse_solver, picture_paths
-from ddc.evaluation.results import HIGHER_IS_BETTER, KEY, SETS, case_name, protocol_of, write_results
+from ddc.evaluation.plots import Plot, scatter
+from ddc.evaluation.results import (
+    FIGURES,
+    HIGHER_IS_BETTER,
+    SETS,
+    WORST,
+    Key,
+    Row,
+    case_name,
+    key_of,
+    method_name,
+    picture_paths,
+    read_results,
+    write_results,
+)
 
-CROP = 64  # pixels of the zoomed window
-PICTURES = 240  # at most in the grid of one page, to keep it light
-FEWEST = 5  # pictures for an interval that says something
+CROP = 64  # pixels of the enlarged window
+PICTURES = 240  # at most in the grid of one page, which would become too large
+FEWEST = 5  # pictures for a confidence interval
 NAMES = ("method", "setting", "task")  # columns of words
-
-# column → heading, decimals
-FIGURES = {
-    "psnr": ("PSNR ↑", 2),
-    "ssim": ("SSIM ↑", 3),
-    "ssim_paper": ("SSIM (range 2) ↑", 3),
-    "lpips": ("LPIPS ↓", 3),
-    "lpips_vgg": ("LPIPS-VGG16 ↓", 3),
-    "fd_vgg16": ("FD-VGG16 ↓", 1),
-    "fid": ("FID ↓", 1),
-    "consistency": ("‖Ax−y‖/σ", 3),
-    "spread": ("spread", 3),
-    "nfe": ("evaluations", 0),
-    "seconds": ("s/image", 3),
-}
-# our column → the paper's, which stands beside it
+# our column → the paper's, which is shown beside it
 PAPER = {"psnr": "psnr", "ssim_paper": "ssim", "lpips": "lpips", "fid": "fid"}
 BETTER = HIGHER_IS_BETTER | SETS
+
+Setting = tuple[str, float]  # task, sigma
 
 
 @dataclass(frozen=True)
@@ -54,48 +54,54 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Plot:
-    caption: str
-    png: bytes
-
-
-@dataclass(frozen=True)
-class Page:
-    """What a report says beside its figures."""
+class ReportPage:
+    """The contents of a report beside its results."""
 
     title: str = "Evaluation"
-    notes: Sequence[str] = ()  # said first: what this is, and what was left out of it
+    notes: Sequence[str] = ()  # at the top: what this is, and what is missing
     differences: Sequence[str] = ()  # from the paper's protocol
     missing: Sequence[str] = ()  # models that are still needed, with their commands
-    paper: dict[tuple[str, float], dict[str, dict[str, float]]] = field(default_factory=dict)
+    paper: dict[Setting, dict[str, dict[str, float]]] = field(default_factory=dict)
     plots: Sequence[Plot] = ()
     tables: Sequence[Table] = ()
-    method: Callable[[Row], str] | None = None  # the paper's name of a row
-    cases: Collection[tuple[Any, ...]] | None = None  # the keys of the rows to show; None is all of the run
+    method: Callable[[Row], str] = lambda row: str(row["solver"])  # the paper's name of a row
+    cases: Collection[Key] | None = None  # the keys of the rows to show; None is all of the run
 
 
 def check_packages() -> None:
-    """Refuse before anything is measured, not when the report is due."""
+    """Refuse before anything is measured if the report's packages are missing."""
     absent = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
     if absent:
         raise UserError(f"the report needs {' and '.join(absent)}: pip install 'ddc[eval]'")
 
 
-def write_report(run: Path, page: Page | None = None) -> Path:
+def write_report(run: Path, page: ReportPage = ReportPage()) -> Path:
     """Write all forms of the report into the run's folder; returns the HTML page."""
-    page = page or Page()
-    rows, summary, paired = write_results(run, page.cases)
-    protocol = protocol_of(run, rows)
-    if len(protocol["batch_size"]) > 1:
-        ways = batches_text(protocol["batch_size"])
-        note = f"Seconds are those of batches of different sizes: {ways}. Compare them within one size only."
-        page = replace(page, notes=[*page.notes, note])
-    tables = [*page.tables, *result_tables(summary, page), *paired_table(paired, summary)]
-    (run / "report.md").write_text(markdown(page, tables, protocol), encoding="utf-8")
+    results = read_results(run, page.cases)
+    write_results(run, results)
+    notes = list(page.notes)
+    if len(results.protocol["batch_size"]) > 1:
+        ways = batches_text(results.protocol["batch_size"])
+        notes.append(f"Seconds come from batches of different sizes: {ways}. Compare them within one size only.")
+    lists = {"": notes, "What differs from the paper": page.differences, "What is still needed": page.missing}
+    tables = [
+        *page.tables,
+        *result_tables(results.summary, page),
+        *paired_table(results.paired, results.summary),
+    ]
+    protocol = protocol_lines(results.protocol)
+    (run / "report.md").write_text(markdown(page.title, lists, tables, protocol), encoding="utf-8")
     (run / "report.tex").write_text(latex(tables), encoding="utf-8")
-    plots = list(page.plots) or quality_plots(summary)
-    html = render(page, tables, plots, picture_grids(run, rows), worst_cases(run, rows), protocol)
     path = run / "report.html"
+    html = render(
+        title=page.title,
+        lists=lists,
+        tables=tables,
+        plots=list(page.plots) or quality_plots(results.summary),
+        grids=picture_grids(run, results.rows),
+        worst=worst_cases(run, results.rows),
+        protocol=protocol,
+    )
     path.write_text(html, encoding="utf-8")
     return path
 
@@ -104,81 +110,80 @@ def write_report(run: Path, page: Page | None = None) -> Path:
 # tables
 
 
-def method_name(row: Row, summary: list[Row]) -> str:
-    """What a row is called in a table: no more than tells it from the others."""
-    name = str(row["solver"])
-    if len({r["model"] for r in summary if r["solver"] == row["solver"]}) > 1:
-        name += f" ({row['model']})"
-    return name
+def setting_of(row: Row) -> Setting:
+    return row["task"], row["sigma"]
 
 
-def result_tables(summary: list[Row], page: Page) -> list[Table]:
-    """One table for each task and noise: ours, and the paper's figures beside them where it has some."""
-    tables = []
-    settings = dict.fromkeys([*((r["task"], r["sigma"]) for r in summary), *page.paper])
+def result_tables(summary: list[Row], page: ReportPage) -> list[Table]:
+    """One table for each task and noise: ours, and the paper's figures beside them if it has any."""
+    settings = dict.fromkeys([*map(setting_of, summary), *page.paper])
     if len(settings) > 2 and len(settings) > len(summary) / 3 and not page.paper:
         return [sweep_table(summary)]
-    name = page.method or (lambda row: str(row["solver"]))
-    for task, sigma in settings:
-        ours = [row for row in summary if (row["task"], row["sigma"]) == (task, sigma)]
-        theirs = page.paper.get((task, sigma), {})
-        lines = [(method_name(row, summary), row, theirs.get(name(row), {})) for row in ours]
-        measured = {name(row) for row in ours}
-        lines += [(method, {}, figures) for method, figures in theirs.items() if method not in measured]
-        heads = ["method", "steps", "n"]
-        columns = [
-            [Cell(method) for method, _, _ in lines],
-            [Cell(str(row.get("steps", ""))) for _, row, _ in lines],
-            [Cell(str(row.get("n", ""))) for _, row, _ in lines],
-        ]
-        for key, (heading, decimals) in FIGURES.items():
-            values = [row.get(key) for _, row, _ in lines]
-            if any(value is not None for value in values):
-                heads.append(heading if key != "consistency" or sigma else "‖Ax−y‖")
-                cells = ranked(values, decimals, BETTER.get(key), [row.get("n", 0) for _, row, _ in lines])
-                if key == "psnr":
-                    cells = [with_interval(c, row) for c, (_, row, _) in zip(cells, lines, strict=True)]
-                columns.append(cells)
-            if theirs and key in PAPER:
-                heads.append(f"paper: {heading}")
-                published = [figures.get(PAPER[key]) for _, _, figures in lines]
-                columns.append(ranked(published, decimals, BETTER[key]))
-        tables.append(
-            Table(f"{task}, σ = {sigma:g}", heads, [list(row) for row in zip(*columns, strict=True)])
-        )
-    return tables
+    return [setting_table(setting, summary, page) for setting in settings]
+
+
+def setting_table(setting: Setting, summary: list[Row], page: ReportPage) -> Table:
+    """The results of one task and noise."""
+    task, sigma = setting
+    ours = [row for row in summary if setting_of(row) == setting]
+    theirs = page.paper.get(setting, {})
+    lines = [(method_name(row, summary), row, theirs.get(page.method(row), {})) for row in ours]
+    measured = {page.method(row) for row in ours}
+    lines += [(method, {}, figures) for method, figures in theirs.items() if method not in measured]
+    rows = [row for _, row, _ in lines]
+    heads = ["method", "steps", "n"]
+    columns = [[Cell(method) for method, _, _ in lines]]
+    columns += [[Cell(str(row.get(name, ""))) for row in rows] for name in ("steps", "n")]
+    for key, (heading, decimals) in FIGURES.items():
+        if any(row.get(key) is not None for row in rows):
+            heads.append(heading if key != "consistency" or sigma else "‖Ax−y‖")
+            columns.append(result_column(rows, key))
+        if theirs and key in PAPER:
+            heads.append(f"paper: {heading}")
+            published = [figures.get(PAPER[key]) for _, _, figures in lines]
+            columns.append(ranked(published, decimals, BETTER[key]))
+    return Table(f"{task}, σ = {sigma:g}", heads, [list(row) for row in zip(*columns, strict=True)])
 
 
 def sweep_table(summary: list[Row]) -> Table:
     """Many settings of few methods, in one table; the best and the second are those of their setting."""
-    heads = ["method", "task", "σ", "steps", "n"]
     keys = [key for key in FIGURES if any(row.get(key) is not None for row in summary)]
     cells = []
-    for task, sigma in dict.fromkeys((row["task"], row["sigma"]) for row in summary):
-        rows = [row for row in summary if (row["task"], row["sigma"]) == (task, sigma)]
-        counts = [row["n"] for row in rows]
-        columns = [
-            ranked([row.get(key) for row in rows], FIGURES[key][1], BETTER.get(key), counts) for key in keys
-        ]
+    for setting in dict.fromkeys(map(setting_of, summary)):
+        rows = [row for row in summary if setting_of(row) == setting]
+        columns = [result_column(rows, key) for key in keys]
         for row, figures in zip(rows, zip(*columns, strict=True), strict=True):
-            texts = [method_name(row, summary), task, f"{sigma:g}", str(row["steps"]), str(row["n"])]
-            psnr, *others = figures
-            cells.append([*(Cell(text) for text in texts), with_interval(psnr, row), *others])
-    heads += [FIGURES[key][0] for key in keys]
+            texts = [
+                method_name(row, summary),
+                row["task"],
+                f"{row['sigma']:g}",
+                str(row["steps"]),
+                str(row["n"]),
+            ]
+            cells.append([*map(Cell, texts), *figures])
+    heads = ["method", "task", "σ", "steps", "n", *(FIGURES[key][0] for key in keys)]
     if any(row["sigma"] == 0 for row in summary):
         heads = ["‖Ax−y‖ (/σ)" if head == FIGURES["consistency"][0] else head for head in heads]
     return Table("All settings", heads, cells)
 
 
-def with_interval(cell: Cell, row: Row) -> Cell:
-    return cell if row.get("n", 0) < FEWEST else Cell(f"{cell.text} ± {row['psnr_ci']:.2f}", cell.place)
+def result_column(rows: list[Row], key: str) -> list[Cell]:
+    """One figure of methods that can be compared; PSNR with its confidence interval."""
+    counts = [row.get("n", 0) for row in rows]
+    cells = ranked([row.get(key) for row in rows], FIGURES[key][1], BETTER.get(key), counts)
+    if key != "psnr":
+        return cells
+    return [
+        Cell(f"{cell.text} ± {row['psnr_ci']:.2f}", cell.place) if n >= FEWEST else cell
+        for cell, row, n in zip(cells, rows, counts, strict=True)
+    ]
 
 
 def ranked(
     values: Sequence[float | None], decimals: int, higher: bool | None, counts: Sequence[int] | None = None
 ) -> list[Cell]:
-    """Cells of one column. What reads the same to the given decimals shares its place; means over fewer pictures
-    than the others' (`counts`) have none, for they are of other pictures."""
+    """Cells of one column. Values that read the same share a place. Means over fewer pictures than the others (`counts`)
+    have none, because they are of other pictures."""
     texts = ["–" if value is None else f"{value:.{decimals}f}" for value in values]
     most = max(counts or [0], default=0)
     compared = [text != "–" and (counts is None or counts[i] == most) for i, text in enumerate(texts)]
@@ -187,24 +192,20 @@ def ranked(
         return [Cell(text) for text in texts]
     order = sorted(ranks, reverse=higher)
     places = {f"{value:.{decimals}f}": place for place, value in enumerate(order[:2], 1)}
-    return [
-        Cell(text, places.get(text, 0) if taken else 0) for text, taken in zip(texts, compared, strict=True)
-    ]
+    return [Cell(text, places.get(text, 0) if taken else 0) for text, taken in zip(texts, compared, strict=True)]
 
 
 def paired_table(paired: list[Row], summary: list[Row]) -> list[Table]:
     """Each case minus the best one of its setting, image by image."""
-    found = {(*(row[k] for k in KEY), row["metric"]): row for row in paired}
+    found = {(*key_of(row), row["metric"]): row for row in paired}
     metrics = [
-        metric
-        for metric in ("psnr", "ssim", "lpips", "lpips_vgg")
-        if any(r["metric"] == metric for r in paired)
+        metric for metric in ("psnr", "ssim", "lpips", "lpips_vgg") if any(r["metric"] == metric for r in paired)
     ]
     cells = []
     for row in summary if paired else []:
         line = [f"{row['task']}, σ = {row['sigma']:g}", method_name(row, summary), str(row["steps"])]
         for metric in metrics:
-            pair = found.get((*(row[k] for k in KEY), metric))
+            pair = found.get((*key_of(row), metric))
             interval = "" if pair is None or pair["n"] < FEWEST else f" ± {pair['ci']:.3f}"
             line.append("best" if pair is None else f"{pair['difference']:+.3f}{interval}")
         cells.append([Cell(text, int(text == "best")) for text in line])
@@ -212,19 +213,34 @@ def paired_table(paired: list[Row], summary: list[Row]) -> list[Table]:
     return [Table("Paired differences to the best, image by image", heads, cells)] if cells else []
 
 
-def markdown(page: Page, tables: Sequence[Table], protocol: dict[str, Any]) -> str:
-    lines = [f"# {page.title}", ""]
-    for heading, items in (
-        ("", page.notes),
-        ("What differs", page.differences),
-        ("Still needed", page.missing),
-    ):
-        if items:
-            lines += [f"## {heading}", ""] if heading else []
-            lines += [*(f"- {item}" for item in items), ""]
+def quality_plots(summary: list[Row]) -> list[Plot]:
+    """PSNR and LPIPS against time and against network evaluations, for settings in which methods differ."""
+    captions = {"seconds": "Quality against time per image.", "nfe": "Quality against network evaluations."}
+    plots = []
+    for axis, caption in captions.items():
+        places: dict[Setting, list[float]] = {}
+        for row in summary:
+            places.setdefault(setting_of(row), []).extend([row[axis]] if row["nfe"] else [])
+        settings = [setting for setting, xs in places.items() if xs and max(xs) > 1.5 * min(xs)]
+        for start in range(0, len(settings), 4):
+            plots.append(Plot(caption, scatter(summary, settings[start : start + 4], axis)))
+    return plots
+
+
+# ---------------------------------------------------------------------------------------------------------
+# texts
+
+
+def markdown(
+    title: str, lists: dict[str, Sequence[str]], tables: Sequence[Table], protocol: list[tuple[str, str]]
+) -> str:
+    lines = [f"# {title}", ""]
+    for heading, items in lists.items():
+        lines += [f"## {heading}", ""] if heading and items else []
+        lines += [*(f"- {item}" for item in items), ""] if items else []
     for table in tables:
         lines += [f"## {table.title}", "", *markdown_lines(table), ""]
-    lines += ["## Protocol", "", *(f"- {name}: {text}" for name, text in protocol_lines(protocol))]
+    lines += ["## Protocol", "", *(f"- {name}: {text}" for name, text in protocol)]
     return "\n".join(lines) + "\n"
 
 
@@ -297,107 +313,11 @@ def batches_text(sizes: dict[str, list[str]]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# plots
-
-
-def quality_plots(summary: list[Row]) -> list[Plot]:
-    """PSNR and LPIPS against time and against network evaluations, a column for each task and noise where there
-    is something to compare."""
-    captions = {"seconds": "Quality against time per image.", "nfe": "Quality against network evaluations."}
-    plots = []
-    for axis, caption in captions.items():
-        places: dict[tuple[str, float], list[float]] = {}
-        for row in summary:
-            places.setdefault((row["task"], row["sigma"]), []).extend([row[axis]] if row["nfe"] else [])
-        settings = [setting for setting, xs in places.items() if xs and max(xs) > 1.5 * min(xs)]
-        for start in range(0, len(settings), 4):
-            png = scatter(summary, settings[start : start + 4], axis)
-            plots.append(Plot(caption, png))
-    return plots
-
-
-def scatter(summary: list[Row], settings: list[tuple[str, float]], axis: str) -> bytes:
-    """PSNR above LPIPS, side by side where there is one setting; what takes no network is a dashed line, and what was
-    measured on fewer pictures, which may be easier or harder ones, is hollow."""
-    alone = len(settings) == 1
-    figure, panels = new_figure(1, 2) if alone else new_figure(2, len(settings))
-    methods = list(dict.fromkeys(method_name(r, summary) for r in summary))
-    most = max(row["n"] for row in summary)
-    counts = {method_name(row, summary): row["n"] for row in summary if row["n"] < most}
-    labels = {
-        method: f"{method} (n = {counts[method]})" if method in counts else method for method in methods
-    }
-    for column, (task, sigma) in enumerate(settings):
-        for line, metric in enumerate(("psnr", "lpips")):
-            panel = panels[0][line] if alone else panels[line][column]
-            for number, method in enumerate(methods):
-                points = sorted(
-                    (row["nfe"], row[axis], row[metric])
-                    for row in summary
-                    if (row["task"], row["sigma"]) == (task, sigma) and method_name(row, summary) == method
-                )
-                color = f"C{number % 10}"
-                if points and points[0][0] == 0:
-                    panel.axhline(
-                        points[0][2], color=color, linestyle="--", linewidth=1, label=labels[method]
-                    )
-                elif points:
-                    _, xs, ys = zip(*points, strict=True)
-                    marker = "osD^vP*Xhd"[number // 10 % 10]
-                    fill: Any = "none" if method in counts else "full"
-                    style = {"linewidth": 1, "color": color, "marker": marker, "fillstyle": fill}
-                    panel.plot(xs, ys, label=labels[method], **style)
-            log_ticks(panel)
-            panel.set_ylabel(axis_name(metric))
-            if alone or metric == "psnr":
-                panel.set_title(f"{task}, σ = {sigma:g}", fontsize=10)
-            if alone or metric == "lpips":
-                panel.set_xlabel("seconds per image" if axis == "seconds" else "network evaluations")
-    handles = {text: h for p in panels.flat for h, text in zip(*p.get_legend_handles_labels(), strict=True)}
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 6), fontsize=8
-    )
-    return png_of(figure)
-
-
-def axis_name(metric: str) -> str:
-    return "PSNR (dB) ↑" if metric == "psnr" else FIGURES[metric][0]
-
-
-def log_ticks(panel: Any) -> None:
-    """A logarithmic x axis with plain numbers at 1, 2, 5, 10, …"""
-    from matplotlib.ticker import LogLocator
-
-    panel.set_xscale("log")
-    panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
-    panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    panel.minorticks_off()
-
-
-def new_figure(lines: int, columns: int, wide: int = 1) -> tuple[Any, Any]:
-    """A figure of equal panels, each as wide as so many."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(max(3.2 * columns * wide, 4.5), 2.8 * lines), layout="constrained", dpi=130)
-    panels = figure.subplots(lines, columns, squeeze=False)
-    for panel in panels.flat:
-        panel.grid(alpha=0.3)
-        panel.tick_params(labelsize=8)
-    return figure, panels
-
-
-def png_of(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
-
-
-# ---------------------------------------------------------------------------------------------------------
 # pictures
 
 
 @dataclass(frozen=True)
-class Tile:
+class Thumbnail:
     caption: str
     picture: str  # data URI
     crop: str
@@ -406,67 +326,65 @@ class Tile:
 @dataclass(frozen=True)
 class Strip:
     title: str
-    tiles: list[Tile]
-
-
-def case_of(row: Row) -> Case:
-    label, solver = parse_solver(f"{row['solver']}:steps={row['steps']}")
-    return Case(row["model"], row["task"], row["sigma"], label, solver)
+    tiles: list[Thumbnail]
 
 
 def picture_grids(run: Path, rows: list[Row]) -> list[Strip]:
     """Truth, measurement and every method, for the first images of each task and noise."""
-    by_image: dict[tuple[str, float, str], list[Row]] = {}
+    groups: dict[Setting, dict[str, list[Row]]] = {}
     for row in rows:
-        by_image.setdefault((row["task"], row["sigma"], row["image"]), []).append(row)
-    cases = {(task, sigma): 0 for task, sigma, _ in by_image}
-    for task, sigma in cases:
-        cases[task, sigma] = max(len(g) for (t, s, _), g in by_image.items() if (t, s) == (task, sigma))
-    per_setting = max(PICTURES // max(sum(count + 2 for count in cases.values()), 1), 1)
-    shown = dict.fromkeys(cases, 0)
+        groups.setdefault(setting_of(row), {}).setdefault(row["image"], []).append(row)
+    methods = {setting: max(map(len, images.values())) for setting, images in groups.items()}
+    per_setting = max(PICTURES // max(sum(count + 2 for count in methods.values()), 1), 1)
     strips = []
-    for (task, sigma, image), group in by_image.items():
-        paths = [(row, picture_paths(run / "pictures", case_of(row), image)) for row in group]
-        complete = len(group) == cases[task, sigma] and all(p[0].is_file() for _, p in paths)
-        if shown[task, sigma] >= per_setting or not complete:
-            continue
-        shown[task, sigma] += 1
-        _, truth, measured = paths[0][1]
-        box = busiest_window(truth)
-        tiles = [make_tile("truth", truth, box, frame=True), make_tile("measurement", measured, box)]
-        for row, (restored, _, _) in paths:
-            caption = f"{method_name(row, rows)}, {row['steps']} steps: {row['psnr']:.2f} dB, LPIPS {row['lpips']:.3f}"
-            tiles.append(make_tile(caption, restored, box))
-        strips.append(Strip(f"{task}, σ = {sigma:g}: {image}", tiles))
+    for setting, images in groups.items():
+        complete = [
+            (image, group)
+            for image, group in images.items()
+            if len(group) == methods[setting] and all(picture_paths(run, row)[0].is_file() for row in group)
+        ]
+        for image, group in complete[:per_setting]:
+            _, truth, measurement = picture_paths(run, group[0])
+            restored = [
+                (
+                    f"{method_name(row, rows)}, {row['steps']} steps: {quality(row)}",
+                    picture_paths(run, row)[0],
+                )
+                for row in group
+            ]
+            tiles = thumbnails([("truth", truth), ("measurement", measurement), *restored])
+            strips.append(Strip(f"{setting[0]}, σ = {setting[1]:g}: {image}", tiles))
     return strips
 
 
 def worst_cases(run: Path, rows: list[Row]) -> list[Strip]:
     """The highest LPIPS of the first method, for each task and noise."""
+    first: dict[Setting, Key] = {}
+    for row in rows:
+        first.setdefault(setting_of(row), key_of(row))
     strips = []
-    for task, sigma in dict.fromkeys((r["task"], r["sigma"]) for r in rows):
-        here = [r for r in rows if (r["task"], r["sigma"]) == (task, sigma)]
-        first = tuple(here[0][k] for k in KEY)
-        group = sorted((r for r in here if tuple(r[k] for k in KEY) == first), key=lambda r: -r["lpips"])
+    for (task, sigma), key in first.items():
         tiles = []
-        for row in group[:WORST]:
-            paths = picture_paths(run / "pictures", case_of(row), row["image"])
-            if not all(path.is_file() for path in paths):
-                continue
-            restored, truth, measured = paths
-            box = busiest_window(truth)
-            tiles += [
-                make_tile(f"{row['image']}: truth", truth, box, frame=True),
-                make_tile("measurement", measured, box),
-            ]
-            tiles.append(make_tile(f"{row['psnr']:.2f} dB, LPIPS {row['lpips']:.3f}", restored, box))
+        for row in sorted((r for r in rows if key_of(r) == key), key=lambda r: -r["lpips"])[:WORST]:
+            restored, truth, measurement = picture_paths(run, row)
+            if restored.is_file() and truth.is_file() and measurement.is_file():
+                named = [
+                    (f"{row['image']}: truth", truth),
+                    ("measurement", measurement),
+                    (quality(row), restored),
+                ]
+                tiles += thumbnails(named)
         if tiles:
-            strips.append(Strip(f"{task}, σ = {sigma:g}: {case_name(first)}", tiles))
+            strips.append(Strip(f"{task}, σ = {sigma:g}: {case_name(key)}", tiles))
     return strips
 
 
+def quality(row: Row) -> str:
+    return f"{row['psnr']:.2f} dB, LPIPS {row['lpips']:.3f}"
+
+
 def busiest_window(path: Path) -> tuple[int, int, int, int]:
-    """Where the truth has most detail: the window that is shown enlarged, (left, top, right, bottom)."""
+    """The window of the truth with the most detail, which is shown enlarged: (left, top, right, bottom)."""
     from PIL import Image as Pillow
 
     with Pillow.open(path) as image:
@@ -480,18 +398,22 @@ def busiest_window(path: Path) -> tuple[int, int, int, int]:
     return int(left), int(top), int(left) + side, int(top) + side
 
 
-def make_tile(caption: str, path: Path, box: tuple[int, int, int, int], frame: bool = False) -> Tile:
-    """A picture and the window of it; the frame shows where that is."""
+def thumbnails(pictures: Sequence[tuple[str, Path]]) -> list[Thumbnail]:
+    """Captions and pictures, the truth first, each with the truth's busiest window; a frame in the truth shows it."""
     from PIL import Image as Pillow
     from PIL import ImageDraw
 
-    with Pillow.open(path) as image:
-        picture = image.convert("RGB")
-    crop = data_uri(picture.crop(box), "PNG")
-    if frame:
-        left, top, right, bottom = box
-        ImageDraw.Draw(picture).rectangle((left, top, right - 1, bottom - 1), outline=(255, 220, 0))
-    return Tile(caption, data_uri(picture, "WEBP", quality=92), crop)
+    box = busiest_window(pictures[0][1])
+    made: list[Thumbnail] = []
+    for caption, path in pictures:
+        with Pillow.open(path) as image:
+            picture = image.convert("RGB")
+        crop = data_uri(picture.crop(box), "PNG")
+        if not made:
+            left, top, right, bottom = box
+            ImageDraw.Draw(picture).rectangle((left, top, right - 1, bottom - 1), outline=(255, 220, 0))
+        made.append(Thumbnail(caption, data_uri(picture, "WEBP", quality=92), crop))
+    return made
 
 
 def data_uri(image: Any, kind: str, **options: Any) -> str:
@@ -500,41 +422,22 @@ def data_uri(image: Any, kind: str, **options: Any) -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def render(
-    page: Page,
-    tables: Sequence[Table],
-    plots: Sequence[Plot],
-    grids: Sequence[Strip],
-    worst: Sequence[Strip],
-    protocol: dict[str, Any],
-) -> str:
+def render(plots: Sequence[Plot], **contents: Any) -> str:
+    """The HTML page."""
     from jinja2 import Environment, StrictUndefined
 
     source = (Path(__file__).parent / "report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["with_code"] = with_code
-    template = environment.from_string(source)
-    images = [
-        (plot.caption, f"data:image/png;base64,{base64.b64encode(plot.png).decode()}") for plot in plots
-    ]
-    return template.render(
-        page=page,
-        tables=tables,
-        plots=images,
-        grids=grids,
-        worst=worst,
-        protocol=protocol_lines(protocol),
-        names=NAMES,
-        fewest=FEWEST,
-    )
+    images = [(plot.caption, f"data:image/png;base64,{base64.b64encode(plot.png).decode()}") for plot in plots]
+    return environment.from_string(source).render(plots=images, names=NAMES, fewest=FEWEST, **contents)
 
 
 def with_code(text: str) -> str:
-    """HTML of a text in which `commands` stand between backticks."""
+    """HTML of a text, with `commands` between backticks as code."""
     from markupsafe import Markup, escape
 
     parts = [
-        Markup("<code>{}</code>").format(part) if i % 2 else escape(part)
-        for i, part in enumerate(text.split("`"))
+        Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in enumerate(text.split("`"))
     ]
     return Markup("").join(parts)

@@ -1,9 +1,11 @@
-"""One file for each degradation. An operator is added by its file and one line in `OPERATORS`."""
+"""Operators, one file for each degradation. A new operator needs its file and one line in `OPERATORS`."""
 
-from ddc.operators.base import LinearOperator, Operator, SVDOperator
+from ddc.operators.base import LinearOperator as LinearOperator
+from ddc.operators.base import Operator
+from ddc.operators.base import SVDOperator as SVDOperator
 from ddc.operators.blur import GaussianBlur, KernelBlur
 from ddc.operators.colorize import Colorize
-from ddc.operators.custom import load_operator
+from ddc.operators.custom import load_operator as load_operator
 from ddc.operators.denoise import Denoise
 from ddc.operators.inpaint import Inpaint
 from ddc.operators.jpeg import JPEG
@@ -19,19 +21,3 @@ OPERATORS: dict[str, type[Operator]] = {
     "denoise": Denoise,
     "colorize": Colorize,
 }
-
-__all__ = [
-    "JPEG",
-    "OPERATORS",
-    "AveragePool",
-    "Bicubic",
-    "Colorize",
-    "Denoise",
-    "GaussianBlur",
-    "Inpaint",
-    "KernelBlur",
-    "LinearOperator",
-    "Operator",
-    "SVDOperator",
-    "load_operator",
-]

@@ -1,125 +1,178 @@
-"""What an operator is: y = A(x), for images in [-1, 1] of shape (B, C, H, W).
+"""Operators: y = A(x), for images x in [-1, 1] of shape (B, C, H, W).
 
-An operator with a usable singular value decomposition is an `SVDOperator`; DDRM, DDNM+ and the network's
-inputs use it. Everything is batched, keeps the dtype and device of its argument, and takes any height and
-width.
+An operator is a torch module. It works on batches, keeps the dtype and device of its argument and accepts any
+height and width. The contract is small: `forward`, `prox`, `to_image` and `guess`, and for linear operators `adjoint`
+and `pinv`. Everything else is derived from these. `A2 @ A1` is the operator that applies A1 first, then A2.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import torch
-from torch import Tensor
-
-from ddc.errors import UserError
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
 Size = tuple[int, int]
-Sigma = float | Tensor  # the noise of y in [-1, 1] units; a tensor is (B, 1, 1, 1), one for each image
+Sigma = float | Tensor  # the noise of y in [-1, 1] units; a tensor is (B, 1, 1, 1), one value for each image
+T = TypeVar("T")
 
 SINGULAR_CUTOFF = 0.03  # smaller singular values count as zero, as in DDRM
-NOISE_FLOOR = 1e-4  # of y, for Wiener's filter: what float32 and its transforms leave of an exact measurement
+NOISE_FLOOR = 1e-4  # of y, for Wiener's filter: the error of an exact measurement in float32
 EXACT = 1e-6  # of y: the rounding of float32 and its transforms
 FAINT = 1e-4  # of y: where a photograph leaves less than this, errors of y show
 ROUNDING = 1 / 255  # of y: noise up to half a level of 8 bits, below which a pixel counts as known
-SIGNAL_STD = 0.25  # the spread of an image around a guess of it, in `project`'s balance of guess and data
+SIGNAL_STD = 0.25  # the spread of an image around a guess of it, in `project`
+BLOCK = 256  # rows of a block: small enough to skip the zeros of a large image, large enough for one matmul
 
 
-class Operator(ABC):
-    """A forward operator. `scale` is image size over measurement size, `align` the grid tiles must keep."""
+class Operator(nn.Module, ABC):
+    """A forward operator. A subclass defines `forward`."""
 
-    scale: int = 1
-    align: int = 1
+    scale: int = 1  # image size over measurement size
+    align: int = 1  # tiles of an image must start at multiples of it
+    settings: tuple[str, ...] | None = None  # the attributes that define the operator, if these are numbers
+    guess_iterations: int | None = None  # of conjugate gradients in `guess` and `project`, if other than in `prox`
+
+    if TYPE_CHECKING:  # nn.Module.__call__ returns Any
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def __call__(self, x: Tensor) -> Tensor:
-        """The measurement of x, without noise."""
-
-    def image_size(self, y: Tensor) -> Size:
-        """The height and width of the picture that y measures."""
-        return y.shape[-2] * self.scale, y.shape[-1] * self.scale
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the measurement A(x) without noise, of ceil(H / scale) × ceil(W / scale) pixels."""
 
     def to_image(self, y: Tensor, size: Size | None = None) -> Tensor:
-        """y at image size, as the paper's network reads it."""
-        return y
+        """Returns y at image size, with repeated pixels, as the paper's network reads it."""
+        return y if self.scale == 1 else repeat_pixels(y, self.scale, size or self.image_size(y))
 
-    def estimate(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
-        """A cheap first guess of the picture from y alone."""
+    def guess(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
+        """Returns the best cheap guess of the image from y alone."""
         return self.to_image(y, size)
 
-    def wiener(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
-        """The best linear guess for a photograph, where one is known; else the first guess."""
-        return self.estimate(y, sigma, size)
-
-    def project(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
-        """x, moved towards explaining y as far as the noise in y lets it."""
-        size = (x.shape[-2], x.shape[-1])
+    def prox(self, x: Tensor, y: Tensor, lam: Sigma, iterations: int | None = None) -> Tensor:
+        """Returns argmin ‖A z − y‖² + λ‖z − x‖² over z, which linear operators solve in closed form or with at most
+        `iterations` of conjugate gradients. Other operators add the residual to x, whatever λ is."""
+        size = size_of(x)
         return x + self.to_image(y, size) - self.to_image(self(x), size)
 
+    def project(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
+        """Returns x, moved towards explaining y as far as the noise of y permits."""
+        return self.prox(x, y, noise_to_signal(sigma), self.guess_iterations)
+
     def keep_known(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
-        """x, with what y tells exactly put back: pixels, or the interval that a coefficient was rounded in."""
+        """Returns x, with everything that y determines exactly replaced: pixels, or the interval in which a
+        coefficient was rounded."""
         return x
 
-    def add_noise(self, y: Tensor, z: Tensor, sigma: Sigma) -> Tensor:
-        """y with measurement noise; an operator that does not observe every pixel leaves the others alone."""
-        return y + sigma * z
-
-    def unround(self, y: Tensor) -> Tensor:
-        """y as it was before rounding to 8 bits, as far as one can tell, where the operator's inverse would
-        amplify the error."""
-        return y
-
     def observed(self, y: Tensor, size: Size | None = None) -> Tensor | None:
-        """A (B or 1, 1, H, W) map of observed pixels, where the operator leaves some out."""
+        """Returns a map (B or 1, 1, h, w), 1 for observed and 0 for missing pixels, or None if none is missing. It has
+        the size of y, or that of the image if `size` is given."""
         return None
 
+    def add_noise(self, y: Tensor, z: Tensor, sigma: Sigma) -> Tensor:
+        """Returns y with the noise σz on its observed pixels."""
+        noise, observed = sigma * z, self.observed(y)
+        return y + (noise if observed is None else noise * observed)
+
+    def unround(self, y: Tensor) -> Tensor:
+        """Returns an estimate of y before it was rounded to 8 bits, if the inverse of A would amplify the error."""
+        return y
+
+    def image_size(self, y: Tensor) -> Size:
+        """Returns the height and width of the image that y measures."""
+        return y.shape[-2] * self.scale, y.shape[-1] * self.scale
+
     def crop(self, top: int, left: int, height: int, width: int) -> "Operator":
-        """The same operator for a window of the picture (in image pixels, on the `align` grid)."""
+        """Returns the operator for a window of the image, in image pixels on the `align` grid."""
         return self
+
+    @property
+    def key(self) -> Hashable:
+        """Operators with equal keys (one type, equal settings) compute the same. `==` compares by identity, because
+        torch.nn skips a module that equals one it has already moved."""
+        return self if self.settings is None else (type(self), *(getattr(self, name) for name in self.settings))
+
+    @property
+    def batch_key(self) -> Hashable:
+        """Operators with equal batch keys can be merged."""
+        return self.key
+
+    @classmethod
+    def merge(cls, operators: Sequence[Self], device: torch.device) -> "Operator":
+        """Returns one operator for a batch, in which each image has its own of these, which have one `batch_key`."""
+        return operators[0]
+
+    def __matmul__(self, first: "Operator") -> "Operator":
+        from ddc.operators.compose import Composition, LinearComposition  # which derive from this class
+
+        linear = isinstance(self, LinearOperator) and isinstance(first, LinearOperator)
+        return LinearComposition(self, first) if linear else Composition(self, first)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.settings or ())
+
+    def cached(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Returns `make()`, computed once and kept until the module is moved."""
+        return remember(self.__dict__.setdefault("_cache", {}), key, make, 32)
+
+    def cached_like(self, x: Tensor, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Returns `make()` with the dtype and device of x, computed once for each of them."""
+        return self.cached((key, x.dtype, x.device), lambda: like(make(), x))
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        self.__dict__.pop("_cache", None)
+        with torch.inference_mode(False):  # buffers may be needed with autograd later
+            return super()._apply(fn, recurse)
 
 
 class LinearOperator(Operator):
-    """An operator with an adjoint. Inverses use conjugate gradients unless something better is known."""
+    """An operator with an adjoint. Its inverses use conjugate gradients unless a subclass knows better."""
 
     cg_iterations: int = 50
 
     @abstractmethod
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
-        """Aᵀy, for a picture of the given size (default: `image_size(y)`)."""
+        """Returns Aᵀy for an image of the given size (default: `image_size(y)`)."""
 
     def pinv(self, y: Tensor, size: Size | None = None) -> Tensor:
-        """A†y."""
+        """Returns A†y."""
         return self.regularised_inverse(y, 0.0, size)
 
-    def regularised_inverse(self, r: Tensor, lam: Sigma, size: Size | None = None) -> Tensor:
-        """Aᵀ(AAᵀ + λI)⁻¹ r = (AᵀA + λI)⁻¹Aᵀ r; with λ = 0, the pseudo-inverse."""
+    def regularised_inverse(
+        self, r: Tensor, lam: Sigma, size: Size | None = None, iterations: int | None = None
+    ) -> Tensor:
+        """Returns Aᵀ(AAᵀ + λI)⁻¹r = (AᵀA + λI)⁻¹Aᵀr; with λ = 0, the pseudo-inverse."""
         size = size or self.image_size(r)
         floor = SINGULAR_CUTOFF**2 * 0.1
         damped = lam.to(r).clamp(min=floor) if isinstance(lam, Tensor) else max(lam, floor)
-        rhs = self.adjoint(r, size)
-        return conjugate_gradient(
-            lambda x: self.adjoint(self(x), size) + damped * x, rhs, torch.zeros_like(rhs), self.cg_iterations
-        )
 
-    def estimate(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
-        return self.regularised_inverse(y, _noise_to_signal(sigma), size)
+        def normal(x: Tensor) -> Tensor:
+            return self.adjoint(self(x), size) + damped * x
 
-    def project(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
-        size = (x.shape[-2], x.shape[-1])
-        return x + self.regularised_inverse(y - self(x), _noise_to_signal(sigma), size)
+        b = self.adjoint(r, size)
+        return conjugate_gradient(normal, b, torch.zeros_like(b), iterations or self.cg_iterations)
+
+    def prox(self, x: Tensor, y: Tensor, lam: Sigma, iterations: int | None = None) -> Tensor:
+        return x + self.regularised_inverse(y - self(x), lam, size_of(x), iterations)
+
+    def guess(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
+        """Returns `project` from x = 0."""
+        return self.regularised_inverse(y, noise_to_signal(sigma), size, self.guess_iterations)
 
 
 class SVDOperator(LinearOperator):
-    """A = U diag(s) Vᵀ, with all coefficients kept in the shape of the picture.
+    """A = U diag(s) Vᵀ, with all coefficients in the shape of the image.
 
-    `Vt` and `V` are orthogonal maps of images; `singular_values(size)` broadcasts over them and is zero on
-    the null space; `Ut` puts the coefficients of y where their singular values are, and zeros elsewhere.
+    `Vt` and `V` are orthogonal maps of images. `singular_values` broadcasts over them and is zero on the null space.
+    `Ut` returns the coefficients of y at the places of their singular values, and zeros elsewhere.
     """
 
-    by_frequency = False  # whether the coefficients of Vᵀx run from low to high frequencies along both sides
+    by_frequency = False  # whether the coefficients Vᵀx run from low to high frequencies along both sides
 
     @abstractmethod
-    def singular_values(self, size: Size, like: Tensor) -> Tensor: ...
+    def singular_values(self, size: Size, x: Tensor) -> Tensor:
+        """Returns s for images of the given size, with the dtype and device of x."""
 
     @abstractmethod
     def Vt(self, x: Tensor) -> Tensor: ...
@@ -133,43 +186,42 @@ class SVDOperator(LinearOperator):
     @abstractmethod
     def U(self, c: Tensor) -> Tensor: ...
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.U(self.singular_values((x.shape[-2], x.shape[-1]), x) * self.Vt(x))
+    def forward(self, x: Tensor) -> Tensor:
+        return self.U(self.singular_values(size_of(x), x) * self.Vt(x))
 
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
         size = size or self.image_size(y)
         return self.V(self.singular_values(size, y) * self.Ut(y, size))
 
-    def regularised_inverse(self, r: Tensor, lam: Sigma, size: Size | None = None) -> Tensor:
+    def regularised_inverse(
+        self, r: Tensor, lam: Sigma, size: Size | None = None, iterations: int | None = None
+    ) -> Tensor:
         size = size or self.image_size(r)
         s = self.singular_values(size, r)
         kept = s > SINGULAR_CUTOFF
         gain = torch.where(kept, s, 0.0) / torch.where(kept, s**2 + lam, 1.0)
         return self.V(gain * self.Ut(r, size))
 
-    def wiener(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
-        """Wiener's filter for the spectrum of photographs: V diag(s r² / (s² r² + σ²)) Uᵀ y."""
+    def guess(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
+        """Returns Wiener's filter for the spectrum of photographs: V diag(s r² / (s² r² + σ²)) Uᵀ y."""
         if not self.by_frequency:
-            return self.estimate(y, sigma, size)
+            return super().guess(y, sigma, size)
         size = size or self.image_size(y)
-        r = natural_spectrum(size, y.dtype, y.device)
+        r = self.spectrum(size, y)
         sr = self.singular_values(size, y) * r
         noise = sigma.clamp(min=NOISE_FLOOR) if isinstance(sigma, Tensor) else max(sigma, NOISE_FLOOR)
         return self.V(sr * r / (sr**2 + noise**2) * self.Ut(y, size))
 
     def keep_known(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
-        """x + V diag(s e² / (s² e² + ν²)) (Uᵀy − s Vᵀx): what an exact y says of x and x does not show, with e the
-        spread of photographs, which errors of x do not exceed.
-
-        How exact y is shows where A leaves little of a photograph: what y has there beyond that is its error, ν. The
-        larger it is, the less is put back: a network knows better what to make of a y that was rounded.
-        """
+        """Returns x + V diag(s e² / (s² e² + ν²)) (Uᵀy − s Vᵀx): x with what an exact y adds to it. e is the spread
+        of photographs, which errors of x do not exceed. Where A leaves little of a photograph, the excess of y is its
+        error ν. The larger it is, the less is added: the network handles a y that was rounded better."""
         if not self.by_frequency or (not isinstance(sigma, Tensor) and sigma > NOISE_FLOOR):
             return x
-        size = (x.shape[-2], x.shape[-1])
-        s, e = self.singular_values(size, x), natural_spectrum(size, x.dtype, x.device)
+        size = size_of(x)
+        s, e = self.singular_values(size, x), self.spectrum(size, x)
         lacking = self.Ut(y, size) - s * self.Vt(x)
-        expected = (s * e) ** 2  # of the square of what is lacking, if y is exact
+        expected = (s * e) ** 2  # of lacking², if y is exact
         weight = ((s > 0) / (expected + FAINT**2) ** 2).expand(lacking.shape)
         excess = (weight * (lacking.detach() ** 2 - expected)).sum((1, 2, 3), keepdim=True)
         error = (excess / weight.sum((1, 2, 3), keepdim=True)).clamp(min=EXACT**2)
@@ -178,43 +230,181 @@ class SVDOperator(LinearOperator):
             trust = trust * (sigma <= NOISE_FLOOR)
         return x + self.V(s * e**2 / (expected + error) * trust * lacking)
 
+    def spectrum(self, size: Size, x: Tensor) -> Tensor:
+        """Returns `natural_spectrum(size)` with the dtype and device of x."""
+        return self.cached_like(x, ("spectrum", size), lambda: natural_spectrum(size))
 
-@lru_cache(maxsize=32)
-def natural_spectrum(size: Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The spread r of a photograph's coefficients in an orthonormal basis of frequencies, (H, W)."""
-    height, width = size
-    with torch.inference_mode(False):
-        rows = torch.arange(height, dtype=torch.float64)[:, None] * (256 / height)
-        columns = torch.arange(width, dtype=torch.float64)[None] * (256 / width)
-        return spread_of_photographs((rows**2 + columns**2).sqrt()).to(dtype).to(device)
+
+def natural_spectrum(size: Size) -> Tensor:
+    """Returns the spread r of a photograph's coefficients in an orthonormal basis of frequencies, (H, W) float64."""
+    rows, columns = (torch.arange(length, dtype=torch.float64) * (256 / length) for length in size)
+    return spread_of_photographs((rows[:, None] ** 2 + columns**2).sqrt())
 
 
 def spread_of_photographs(q: Tensor) -> Tensor:
-    """r = 75 (1 + q)^(−5/4) with q the frequency in half periods per 256 pixels.
-
-    A fit to the cosine transforms of 206 photographs in [-1, 1], within a third of it from q = 1 to 300.
-    """
+    """Returns r = 75 (1 + q)^(−5/4), with q the frequency in half periods per 256 pixels: a fit to the cosine
+    transforms of 206 photographs in [-1, 1], within a third of them from q = 1 to 300."""
     return 75 * (1 + q) ** -1.25
 
 
-def _noise_to_signal(sigma: Sigma) -> Sigma:
+# Columns (m, k) int64, which may repeat, and weights (m, k) float64: row i of a 1-D operator is
+# Σ_k weight[i, k] · e[column[i, k]].
+Taps = tuple[Tensor, Tensor]
+
+
+class SeparableOperator(SVDOperator):
+    """y = L x Rᵀ, with sparse L and R. A subclass defines `taps` and the `settings` that they depend on.
+
+    The forward operator multiplies by blocks of a banded matrix, so that a large image costs little. The SVD of each
+    side is computed when a solver first needs it.
+    """
+
+    by_frequency = True  # singular values fall with frequency, and are sorted
+
+    @abstractmethod
+    def taps(self, length: int) -> Taps:
+        """Returns the 1-D operator on `length` pixels, of ceil(length / scale) rows; see `Taps`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _along_both(x, self._measure)
+
+    def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
+        height, width = size or self.image_size(y)
+        with torch.autocast(y.device.type, enabled=False):
+            return self._spread(self._spread(y, height).mT, width).mT
+
+    def singular_values(self, size: Size, x: Tensor) -> Tensor:
+        """Returns the (H, W) outer product of the values of both sides, zero on the null space."""
+
+        def make() -> Tensor:
+            outer = torch.outer(self._factors(size[0])["s"], self._factors(size[1])["s"])
+            return pad(outer, (0, size[1] - outer.shape[1], 0, size[0] - outer.shape[0]))
+
+        return self.cached_like(x, ("s", size), make)
+
+    def Vt(self, x: Tensor) -> Tensor:
+        return _along_both(x, lambda side: self.basis("v", side.shape[-2], side).mT @ side)
+
+    def V(self, c: Tensor) -> Tensor:
+        return _along_both(c, lambda side: self.basis("v", side.shape[-2], side) @ side)
+
+    def Ut(self, y: Tensor, size: Size | None = None) -> Tensor:
+        height, width = size or self.image_size(y)
+        with torch.autocast(y.device.type, enabled=False):
+            c = self.basis("u", height, y).mT @ y @ self.basis("u", width, y)
+        return pad(c, (0, width - c.shape[-1], 0, height - c.shape[-2]))
+
+    def U(self, c: Tensor) -> Tensor:
+        left, right = (self.basis("u", length, c) for length in c.shape[-2:])
+        with torch.autocast(c.device.type, enabled=False):
+            return left @ c[..., : left.shape[0], : right.shape[0]] @ right.mT
+
+    def basis(self, name: Literal["u", "v"], length: int, x: Tensor) -> Tensor:
+        """Returns one factor of the SVD on `length` pixels, with the dtype and device of x."""
+        return self.cached_like(x, (name, length), lambda: self._factors(length)[name])
+
+    def matrix(self, length: int, x: Tensor) -> Tensor:
+        """Returns the dense 1-D operator on `length` pixels, with the dtype and device of x."""
+        return self.cached_like(x, ("matrix", length), lambda: _matrix(self.taps(length), 0, length))
+
+    def _factors(self, length: int) -> dict[str, Tensor]:
+        """Returns u (m, m), s (m) and v (n, n) in float64; the last n − m columns of v span the null space."""
+
+        def decompose() -> dict[str, Tensor]:
+            u, s, vt = torch.linalg.svd(_matrix(self.taps(length), 0, length), full_matrices=True)
+            return {"u": u, "s": s, "v": vt.mT.contiguous()}
+
+        return remember(_DECOMPOSITIONS, (self.key, length), decompose, 16)
+
+    def _measure(self, x: Tensor) -> Tensor:
+        parts = [values @ x[..., columns, :] for _, columns, values in self._blocks(x.shape[-2], x)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+
+    def _spread(self, y: Tensor, length: int) -> Tensor:
+        x = y.new_zeros(*y.shape[:-2], length, y.shape[-1])
+        for rows, columns, values in self._blocks(length, y):
+            x = x + pad(values.mT @ y[..., rows, :], (0, 0, columns.start, length - columns.stop))
+        return x
+
+    def _blocks(self, length: int, x: Tensor) -> list[tuple[slice, slice, Tensor]]:
+        """Returns the rows, columns and values of the blocks outside of which the 1-D operator is zero."""
+
+        def make() -> list[tuple[slice, slice, Tensor]]:
+            column, weight = self.taps(length)
+            blocks = []
+            for top in range(0, len(column), BLOCK):
+                rows = slice(top, top + BLOCK)
+                left, right = int(column[rows].min()), int(column[rows].max()) + 1
+                values = like(_matrix((column[rows], weight[rows]), left, right), x)
+                blocks.append((rows, slice(left, right), values))
+            return blocks
+
+        return self.cached(("blocks", length, x.dtype, x.device), make)
+
+
+_DECOMPOSITIONS: dict[Hashable, dict[str, Tensor]] = {}  # in float64: operators with equal keys share them
+
+
+def _matrix(taps: Taps, left: int, right: int) -> Tensor:
+    """Returns the columns `left` to `right` of the matrix of taps, in float64."""
+    column, weight = taps
+    matrix = torch.zeros(len(column), right - left, dtype=torch.float64)
+    return matrix.scatter_add_(1, column - left, weight)
+
+
+def _along_both(x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
+    """Applies a function of dimension −2 to the columns of x, then to the rows, always in full precision."""
+    with torch.autocast(x.device.type, enabled=False):
+        return apply(apply(x).mT).mT
+
+
+def size_of(x: Tensor) -> Size:
+    """Returns the height and width of a batch."""
+    return x.shape[-2], x.shape[-1]
+
+
+def noise_to_signal(sigma: Sigma) -> Sigma:
+    """Returns the λ of `prox` for noise σ in y."""
     return (sigma / SIGNAL_STD) ** 2
+
+
+def repeat_pixels(y: Tensor, scale: int, size: Size) -> Tensor:
+    """Returns y enlarged to `size` by repeating each pixel `scale` times."""
+    large = y if scale == 1 else y.repeat_interleave(scale, dim=-2).repeat_interleave(scale, dim=-1)
+    return large[..., : size[0], : size[1]]
+
+
+def like(tensor: Tensor, other: Tensor) -> Tensor:
+    """Returns the tensor with the dtype and device of another; the dtype first, because MPS has no float64."""
+    return tensor.to(other.dtype).to(other.device)
+
+
+def remember(store: dict[Hashable, Any], key: Hashable, make: Callable[[], T], limit: int) -> T:
+    """Returns `store[key]`, made if it is missing; a full store drops its oldest entry."""
+    found: T | None = store.get(key)
+    if found is None:
+        with torch.inference_mode(False), torch.no_grad():  # it may later be needed with autograd
+            found = make()
+        if len(store) >= limit:
+            store.pop(next(iter(store)), None)
+        store[key] = found
+    return found
 
 
 def conjugate_gradient(
     apply: Callable[[Tensor], Tensor], b: Tensor, x: Tensor, iterations: int, tolerance: float = 1e-6
 ) -> Tensor:
-    """Solve apply(x) = b for a symmetric positive `apply`, each image by itself, from the start x."""
+    """Solves apply(x) = b for a symmetric positive `apply` from the start x, each image by itself."""
 
     def dot(u: Tensor, v: Tensor) -> Tensor:
         return (u * v).flatten(1).sum(1).view(-1, 1, 1, 1)
 
-    r = b - apply(x)
-    p = r
+    r = p = b - apply(x)
     rr = dot(r, r)
     target = tolerance**2 * torch.maximum(dot(b, b), rr)
     for _ in range(iterations):
-        if not x.is_cuda and bool((rr <= target).all()):  # on a GPU, looking would cost more than going on
+        # on a GPU, the check would cost more than an iteration
+        if not x.is_cuda and bool((rr <= target).all()):
             break
         ap = apply(p)
         alpha = torch.where(rr > target, rr / dot(p, ap).clamp(min=1e-30), 0.0)
@@ -223,32 +413,3 @@ def conjugate_gradient(
         rr, previous = dot(r, r), rr
         p = r + torch.where(previous > 0, rr / previous.clamp(min=1e-30), 0.0) * p
     return x
-
-
-def check_adjoint(operator: LinearOperator, x: Tensor, tolerance: float = 1e-3) -> None:
-    """⟨A x, y⟩ must equal ⟨x, Aᵀ y⟩, and A must be linear: refuse an operator that fails."""
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(shape: torch.Size) -> Tensor:
-        return torch.randn(shape, generator=generator).to(x.device, x.dtype)
-
-    name = type(operator).__name__
-    u, v = normal(x.shape), normal(x.shape)
-    au, av = operator(u), operator(v)
-    bend = (operator(u + 2 * v) - au - 2 * av).norm() / (au.norm() + av.norm()).clamp(min=1e-12)
-    if not bend <= tolerance:
-        raise UserError(
-            f"{name} is not linear: A(u + 2v) differs from A(u) + 2A(v) by {float(bend):.1e} of its size; "
-            "derive it from Operator instead of LinearOperator, or remove the offset or clipping"
-        )
-    y = normal(au.shape)
-    back = operator.adjoint(y, (x.shape[-2], x.shape[-1]))
-    if back.shape != x.shape:
-        raise UserError(f"{name}.adjoint returned the shape {tuple(back.shape)}; A took {tuple(x.shape)}")
-    left, right = float((au * y).sum()), float((u * back).sum())
-    scale = float(au.norm() * y.norm())
-    if not abs(left - right) <= tolerance * max(scale, 1e-12):
-        raise UserError(
-            f"{name}.adjoint is not the adjoint of its __call__: ⟨Ax, y⟩ = {left:.6g} but "
-            f"⟨x, Aᵀy⟩ = {right:.6g}; check flips, strides and border handling"
-        )

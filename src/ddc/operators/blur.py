@@ -1,41 +1,62 @@
-"""Blur with a Gaussian (separable) or with any kernel. The picture is reflected at its border.
+"""Blur with a Gaussian (separable) or with any kernel. The image is reflected at its border.
 
-A photograph is not: `ddc.operators.border` guesses what lies beyond its border.
+A photograph is not reflected: `ddc.operators.border` estimates what lies beyond its border.
 """
 
 import math
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, Self
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ddc.errors import UserError
-from ddc.operators.base import ROUNDING, LinearOperator, Sigma, Size
-from ddc.operators.separable import SeparableOperator, Taps, reflect
+from ddc.operators.base import ROUNDING, LinearOperator, Operator, SeparableOperator, Size, SVDOperator, Taps
 
 
-@dataclass(frozen=True)
-class GaussianBlur(SeparableOperator):
-    """A Gaussian of standard deviation `sigma` pixels, cut to size × size taps; the paper's is 3.0 and 61."""
+class _Unrounding(Operator):
+    """What all blurs share."""
 
-    sigma: float = 3.0
-    size: int = 61
+    def unround(self, y: Tensor) -> Tensor:
+        """Removes the bands that rounding to 8 bits leaves in slow gradients, and that deblurring turns into waves. It
+        smooths y where that changes nearly all pixels around by no more than half a level, as rounding did."""
+        smooth = y
+        for blur in SMOOTHERS:
+            wide = blur(y)
+            kept = ((wide - y).abs() <= 1.02 * ROUNDING).to(y.dtype)
+            trust = (20 * blur(kept) - 19).clamp(0, 1)
+            smooth = smooth + trust * (wide - smooth)
+        return smooth
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.sigma) and self.sigma > 0):
-            raise UserError(
-                f"the sigma of a Gaussian blur is {self.sigma}; expected a number above 0, in pixels"
-            )
-        if self.size < 1 or self.size % 2 == 0:
-            raise UserError(f"the size of a Gaussian blur is {self.size}; expected an odd number of taps")
+
+class GaussianBlur(_Unrounding, SeparableOperator):
+    """A Gaussian of standard deviation `sigma` pixels, cut to size × size taps; the paper uses 3.0 and 61."""
+
+    settings = ("sigma", "size")
+
+    def __init__(self, sigma: float = 3.0, size: int = 61) -> None:
+        super().__init__()
+        if not (math.isfinite(sigma) and sigma > 0):
+            raise UserError(f"the sigma of a Gaussian blur is {sigma}; expected a number above 0, in pixels")
+        if size < 1 or size % 2 == 0:
+            raise UserError(f"the size of a Gaussian blur is {size}; expected an odd number of taps")
+        self.sigma, self.size = sigma, size
+
+    @property
+    def batch_key(self) -> Hashable:
+        return type(self)
+
+    @classmethod
+    def merge(cls, operators: Sequence[Self], device: torch.device) -> Operator:
+        return operators[0] if len({one.key for one in operators}) == 1 else GaussianBlurs(operators)
 
     @property
     def weight(self) -> Tensor:
-        """The taps of one side."""
+        """The taps of one side, in float64."""
         offset = torch.arange(self.size, dtype=torch.float64) - self.size // 2
         weight = torch.exp(-0.5 * (offset / self.sigma) ** 2)
         return weight / weight.sum()
@@ -46,112 +67,134 @@ class GaussianBlur(SeparableOperator):
 
     def taps(self, length: int) -> Taps:
         index = torch.arange(length).unsqueeze(1) + torch.arange(self.size) - self.size // 2
-        return Taps(reflect(index, length), self.weight.expand(length, -1))
-
-    def unround(self, y: Tensor) -> Tensor:
-        return smooth_bands(y)
+        return reflect(index, length), self.weight.expand(length, -1)
 
 
-@dataclass(frozen=True, eq=False)
-class KernelBlur(LinearOperator):
-    """Convolution with a kernel (h, w), or one kernel for each image (B, 1, h, w); its middle is h//2, w//2."""
+class GaussianBlurs(_Unrounding, SVDOperator):
+    """A Gaussian blur of its own width for each image of a batch."""
+
+    by_frequency = True
+
+    def __init__(self, operators: Sequence[GaussianBlur]) -> None:
+        super().__init__()
+        self.operators = tuple(operators)  # not children: they are shared, and hold nothing but their caches
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = (_stacked(one.matrix(n, x) for one in self.operators) for n in x.shape[-2:])
+        return rows @ x @ columns.mT
+
+    def singular_values(self, size: Size, x: Tensor) -> Tensor:
+        return _stacked(one.singular_values(size, x) for one in self.operators)
+
+    def spectrum(self, size: Size, x: Tensor) -> Tensor:
+        return self.operators[0].spectrum(size, x)
+
+    def Vt(self, x: Tensor) -> Tensor:
+        rows, columns = self._bases("v", x)
+        return rows.mT @ x @ columns
+
+    def V(self, c: Tensor) -> Tensor:
+        rows, columns = self._bases("v", c)
+        return rows @ c @ columns.mT
+
+    def Ut(self, y: Tensor, size: Size | None = None) -> Tensor:
+        rows, columns = self._bases("u", y)
+        return rows.mT @ y @ columns
+
+    def U(self, c: Tensor) -> Tensor:
+        rows, columns = self._bases("u", c)
+        return rows @ c @ columns.mT
+
+    def _bases(self, name: Literal["u", "v"], x: Tensor) -> list[Tensor]:
+        return [_stacked(one.basis(name, n, x) for one in self.operators) for n in x.shape[-2:]]
+
+
+def _stacked(matrices: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(matrices)).unsqueeze(1)  # (B, 1, m, n)
+
+
+class KernelBlur(_Unrounding, LinearOperator):
+    """Convolution with a kernel (h, w), or with one for each image (B, 1, h, w). Its centre is h//2, w//2."""
 
     kernel: Tensor
-    cg_iterations: int = 50
 
-    def __post_init__(self) -> None:
-        if self.kernel.ndim not in (2, 4) or (self.kernel.ndim == 4 and self.kernel.shape[1] != 1):
-            raise UserError(
-                f"a kernel has the shape {tuple(self.kernel.shape)}; expected (h, w) or (B, 1, h, w)"
-            )
-        # a kernel on a GPU was made by the library: looking at it would make the device wait
-        if self.kernel.numel() == 0 or (not self.kernel.is_cuda and not bool(self.kernel.isfinite().all())):
+    def __init__(self, kernel: Tensor, cg_iterations: int = 50) -> None:
+        super().__init__()
+        if kernel.ndim not in (2, 4) or (kernel.ndim == 4 and kernel.shape[1] != 1):
+            raise UserError(f"a kernel has the shape {tuple(kernel.shape)}; expected (h, w) or (B, 1, h, w)")
+        # a kernel on a GPU was made by the library: reading it would make the device wait
+        if kernel.numel() == 0 or (not kernel.is_cuda and not bool(kernel.isfinite().all())):
             raise UserError("a blur kernel is empty or holds NaN or infinity; expected finite numbers")
+        self.register_buffer("kernel", kernel, persistent=False)
+        self.cg_iterations = cg_iterations
+        self.guess_iterations = min(cg_iterations, 15)  # early stopping also regularises a guess
 
-    def __call__(self, x: Tensor) -> Tensor:
-        height, width = x.shape[-2:]
-        rows, columns, spectrum, fft_size = _plan(self, (height, width), x.dtype, x.device)
+    @property
+    def batch_key(self) -> Hashable:
+        return type(self), self.kernel.shape[-2:]
+
+    @classmethod
+    def merge(cls, operators: Sequence[Self], device: torch.device) -> Operator:
+        kernels = [one.kernel.reshape(1, 1, *one.kernel.shape[-2:]) for one in operators]
+        return cls(torch.cat(kernels).to(device), operators[0].cg_iterations)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns, spectrum, fft_size = self._plan(x)
         padded = x.to(spectrum.real.dtype)[..., rows, :][..., columns]
         y = torch.fft.irfft2(torch.fft.rfft2(padded, s=fft_size) * spectrum, s=fft_size)
-        top, left = self.kernel.shape[-2] - 1, self.kernel.shape[-1] - 1  # where the convolution is whole
-        return y[..., top : top + height, left : left + width].to(x.dtype)
+        top, left = self.kernel.shape[-2] - 1, self.kernel.shape[-1] - 1  # where the convolution is complete
+        return y[..., top : len(rows), left : len(columns)].to(x.dtype)
 
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
-        height, width = y.shape[-2:]
-        rows, columns, spectrum, fft_size = _plan(self, (height, width), y.dtype, y.device)
+        rows, columns, spectrum, fft_size = self._plan(y)
         top, left = self.kernel.shape[-2] - 1, self.kernel.shape[-1] - 1
         placed = pad(y.to(spectrum.real.dtype), (left, 0, top, 0))
         padded = torch.fft.irfft2(torch.fft.rfft2(placed, s=fft_size) * spectrum.conj(), s=fft_size)
         padded = padded[..., : len(rows), : len(columns)]
-        x = padded.new_zeros(*y.shape[:-2], height, len(columns)).index_add(-2, rows, padded)
-        x = padded.new_zeros(*y.shape).index_add(-1, columns, x)
-        return x.to(y.dtype)
+        x = padded.new_zeros(*y.shape[:-1], len(columns)).index_add(-2, rows, padded)
+        return padded.new_zeros(y.shape).index_add(-1, columns, x).to(y.dtype)
 
-    def estimate(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
-        return LinearOperator.estimate(self._quick(), y, sigma, size)
+    def _plan(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Size]:
+        """Returns what a convolution of x needs: the rows and columns of the reflected image, the spectrum of the
+        kernel and the size of the FFT."""
 
-    def project(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
-        return LinearOperator.project(self._quick(), x, y, sigma)
+        def make() -> tuple[Tensor, Tensor, Tensor, Size]:
+            height, width = (fast_length(x.shape[side] + self.kernel.shape[side] - 1) for side in (-2, -1))
+            rows, columns = (
+                # tap a reads pixel i − (a − taps//2), so the first pixel needed is taps//2 − (taps − 1)
+                reflect(torch.arange(length + taps - 1, device=x.device) + taps // 2 - (taps - 1), length)
+                for length, taps in zip(x.shape[-2:], self.kernel.shape[-2:], strict=True)
+            )
+            work = torch.promote_types(x.dtype, torch.float32)  # there is no FFT in half precision
+            spectrum = torch.fft.rfft2(self.kernel.clone().to(work).to(x.device), s=(height, width))
+            return rows, columns, spectrum, (height, width)
 
-    def unround(self, y: Tensor) -> Tensor:
-        return smooth_bands(y)
-
-    def _quick(self) -> "KernelBlur":
-        """What a guess needs: stopping early regularises it as well."""
-        return replace(self, cg_iterations=min(self.cg_iterations, 15))
-
-
-class Plan(NamedTuple):
-    """What a convolution of one size needs."""
-
-    rows: Tensor  # of the reflected picture
-    columns: Tensor
-    spectrum: Tensor  # of the kernel, at the size of the FFT
-    fft_size: Size
-
-
-@lru_cache(maxsize=8)  # conjugate gradients ask again and again
-def _plan(operator: KernelBlur, size: Size, dtype: torch.dtype, device: torch.device) -> Plan:
-    sides, fft_sides = [], []
-    with torch.inference_mode(False), torch.no_grad():
-        for length, taps in zip(size, operator.kernel.shape[-2:], strict=True):
-            # tap a takes pixel i − (a − taps//2), so the picture is needed from taps//2 − (taps − 1) on
-            index = torch.arange(length + taps - 1, device=device) + taps // 2 - (taps - 1)
-            sides.append(reflect(index, length))
-            fft_sides.append(-(-(length + taps - 1) // 32) * 32)  # a length that FFTs are quick at
-        work = torch.promote_types(dtype, torch.float32)  # no FFT in half precision
-        spectrum = torch.fft.rfft2(operator.kernel.clone().to(work).to(device), s=fft_sides)
-    return Plan(sides[0], sides[1], spectrum, (fft_sides[0], fft_sides[1]))
+        return self.cached((x.shape[-2:], x.dtype, x.device), make)
 
 
 Blur = GaussianBlur | KernelBlur
+SMOOTHERS = (GaussianBlur(2.0, 13), GaussianBlur(5.0, 31))  # for `unround`
 
 
-def smooth_bands(y: Tensor) -> Tensor:
-    """y with the bands gone that rounding to 8 bits leaves in a slow gradient, and deblurring turns into waves.
+def reflect(index: Tensor, length: int) -> Tensor:
+    """Whole-sample reflection: … 2 1 | 0 1 2 … The border pixel is not repeated."""
+    period = max(2 * (length - 1), 1)
+    folded = index % period
+    return torch.minimum(folded, period - folded)
 
-    Smoothing is taken where it changes nearly all pixels around by no more than half a level, as rounding did.
-    """
-    smooth = y
-    for width, taps in ((2.0, 13), (5.0, 31)):
-        blur = GaussianBlur(width, taps)
-        wide = blur(y)
-        kept = ((wide - y).abs() <= 1.02 * ROUNDING).to(y.dtype)
-        trust = (20 * blur(kept) - 19).clamp(0, 1)
-        smooth = smooth + trust * (wide - smooth)
-    return smooth
+
+def fast_length(length: int) -> int:
+    """Returns the next length for which FFTs are fast."""
+    return -(-length // 32) * 32
 
 
 def motion_kernel(length: float = 15, angle_degrees: float = 45) -> Tensor:
-    """A straight line of `length` pixels, counter-clockwise from the x axis, one pixel thick, of sum 1."""
+    """Returns a line of `length` pixels, one pixel thick, counter-clockwise from the x axis; its sum is 1."""
     if not (math.isfinite(length) and length >= 1 and math.isfinite(angle_degrees)):
-        raise UserError(
-            f"a motion of {length} pixels at {angle_degrees}° was asked for; expected at least 1 pixel"
-        )
-    half = math.ceil(length) // 2 + 1
-    axis = torch.arange(-half, half + 1, dtype=torch.float64)
-    angle = math.radians(angle_degrees)
-    row, column = axis.view(-1, 1), axis.view(1, -1)
+        raise UserError(f"the motion blur has {length} pixels at {angle_degrees}°; expected at least 1 pixel")
+    half, angle = math.ceil(length) // 2 + 1, math.radians(angle_degrees)
+    column = torch.arange(-half, half + 1, dtype=torch.float64)
+    row = column.view(-1, 1)
     along = column * math.cos(angle) - row * math.sin(angle)
     across = column * math.sin(angle) + row * math.cos(angle)
     # the share of each pixel that the line covers, as if pixels were cut along and across it
@@ -160,9 +203,9 @@ def motion_kernel(length: float = 15, angle_degrees: float = 45) -> Tensor:
 
 
 def disc_kernel(radius: float = 3) -> Tensor:
-    """A disc, as a lens out of focus makes of a point, of sum 1."""
+    """Returns a disc, the image of a point by a lens out of focus; its sum is 1."""
     if not (math.isfinite(radius) and radius > 0):
-        raise UserError(f"a disc of radius {radius} was asked for; expected pixels, more than 0")
+        raise UserError(f"the disc has a radius of {radius} pixels; expected a number above 0")
     half, parts = math.ceil(radius - 0.5), 16
     axis = (torch.arange((2 * half + 1) * parts, dtype=torch.float64) + 0.5) / parts - half - 0.5
     inside = (axis.view(-1, 1) ** 2 + axis**2 <= radius**2).double()
@@ -171,7 +214,7 @@ def disc_kernel(radius: float = 3) -> Tensor:
 
 
 def softened(kernel: Tensor, width: float) -> Tensor:
-    """A kernel with an odd number of rows and columns, and a Gaussian of `width` pixels on top of it; of sum 1."""
+    """Returns a kernel of odd height and width convolved with a Gaussian of `width` pixels; its sum is 1."""
     if not width:
         return kernel
     sides = []
@@ -185,10 +228,7 @@ def softened(kernel: Tensor, width: float) -> Tensor:
 
 
 def read_kernel(path: str | Path) -> Tensor:
-    """A kernel (h, w) of sum 1 from a picture (its brightness) or a 2-D .npy array."""
-    import numpy as np
-    from PIL import Image
-
+    """Reads a kernel (h, w) from the brightness of an image file or a 2-D .npy array, and scales its sum to 1."""
     path = Path(path)
     try:
         if path.suffix.lower() == ".npy":
@@ -197,13 +237,9 @@ def read_kernel(path: str | Path) -> Tensor:
             with Image.open(path) as picture:
                 values = np.asarray(picture if picture.mode in ("I;16", "I", "F") else picture.convert("L"))
     except (OSError, ValueError, EOFError) as error:
-        raise UserError(
-            f"the kernel {path} cannot be read ({error}); give a picture or a 2-D .npy array"
-        ) from error
+        raise UserError(f"the kernel {path} cannot be read ({error}); give an image or a 2-D .npy array") from error
     if values.ndim != 2 or values.dtype.kind not in "uif":
-        raise UserError(
-            f"the kernel {path} is {values.ndim}-D of {values.dtype}; expected a 2-D array of numbers"
-        )
+        raise UserError(f"the kernel {path} is {values.ndim}-D of {values.dtype}; expected a 2-D array of numbers")
     kernel = torch.from_numpy(values.astype(np.float64))
     total = float(kernel.sum())
     if not math.isfinite(total) or total <= 0:

@@ -1,42 +1,35 @@
 """The border of a blurred photograph.
 
-A blur operator reflects the picture at its border. In a photograph the world goes on there, and was blurred into it:
-taken for a reflection, that rings far into the picture. `see_through` guesses the world around a photograph, which
-tells what a reflection would have made of it (`ddc.tiling.own_measurement`); `is_reflected` knows measurements that
-are reflected indeed.
+A blur operator reflects the image at its border. A photograph was blurred together with the scene around it, so a
+restoration that assumes a reflection rings far into the image. `extrapolate_border` estimates the scene around a
+photograph, from which `ddc.tiling.own_measurement` computes the measurement of a reflected image. `is_reflected`
+detects measurements that were in fact reflected.
 """
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ddc.operators.base import ROUNDING, Sigma, conjugate_gradient, spread_of_photographs
-from ddc.operators.blur import Blur, GaussianBlur
+from ddc.operators.blur import Blur, GaussianBlur, fast_length
 
-FINEST = 0.01  # of y: a guess of what lies beyond the border needs no finer noise, and comes the sooner
-EXPLAINED = 6e-5  # of y: what float32 leaves of an exact measurement that a guess explains
-ITERATIONS = 10  # for each of three levels of noise
-
-
-class Seen(NamedTuple):
-    """What a blurred photograph shows of the world, as far as a linear guess goes."""
-
-    guess: Tensor  # of the world, inside the border
-    explained: Tensor  # what the blur makes of it and of what lies beyond: y, but for noise
+FINEST = 0.01  # of y: the least noise that is assumed, because less needs more iterations and changes little
+EXPLAINED = 6e-5  # of y: the residual of an exact measurement in float32
+ITERATIONS = 10  # for each of three noise levels
 
 
-def see_through(y: Tensor, blur: Blur, sigma: Sigma, margin: int) -> Seen:
-    """The most probable world, larger than y by `margin` on each side, of which y is a blurred window.
+def extrapolate_border(y: Tensor, blur: Blur, sigma: Sigma, margin: int) -> tuple[Tensor, Tensor]:
+    """Estimates the most probable scene, larger than y by `margin` on each side, of which y is a blurred window.
+
+    Returns the scene inside the border of y, and the blur of the whole scene there: y without its noise.
 
     It minimises ‖M K x − y‖² / ν² + Σ |x̂|² / r², with K the convolution, M the window, x̂ the spectrum of x and r the
-    spread of photographs. In x̂ = r T d̂, T² = 1 / (1 + |K̂ r|² / ν²), the equations are those of a unit matrix but for
-    what lies beyond the border; a large ν finds its coarse shape first.
+    spread of photographs. With x̂ = r T d̂ and T² = 1 / (1 + |K̂ r|² / ν²), the system is the identity except for the
+    part beyond the border. Large ν first finds its coarse shape.
     """
     height, width = y.shape[-2:]
     rows, columns = (
-        -(-max(length + 2 * margin, taps) // 32) * 32  # a length that FFTs are quick at
+        fast_length(max(length + 2 * margin, taps))
         for length, taps in zip((height, width), blur.kernel.shape[-2:], strict=True)
     )
     kernel = blur.kernel.to(y)
@@ -59,7 +52,7 @@ def see_through(y: Tensor, blur: Blur, sigma: Sigma, margin: int) -> Seen:
         return pad(part, (margin, columns - margin - width, margin, rows - margin - height))
 
     mean = y.mean((-2, -1), keepdim=True)  # its spread grows with the picture
-    world = spectrum(around(torch.zeros_like(y)))
+    scene = spectrum(around(torch.zeros_like(y)))
     for coarseness in (10, 3, 1):
         noise = coarseness * torch.as_tensor(sigma, dtype=y.dtype, device=y.device).clamp(min=FINEST)
         measured = blurring * spread / noise
@@ -71,25 +64,25 @@ def see_through(y: Tensor, blur: Blur, sigma: Sigma, margin: int) -> Seen:
             return picture(scale * (d_spectrum + measured.conj() * back))
 
         known = picture(scale * measured.conj() * spectrum(around(y - mean)) / noise)
-        start = picture(world / (spread * scale))
-        world = spread * scale * spectrum(conjugate_gradient(apply, known, start, ITERATIONS))
-    return Seen(window(picture(world)) + mean, window(picture(blurring * world)) + mean)
+        start = picture(scene / (spread * scale))
+        scene = spread * scale * spectrum(conjugate_gradient(apply, known, start, ITERATIONS))
+    return window(picture(scene)) + mean, window(picture(blurring * scene)) + mean
 
 
 def is_reflected(y: Tensor, blur: Blur, sigma: float, reach: int) -> bool:
-    """Whether a picture was reflected at its border as the blur does it, told by y, its upper left corners; for others
-    turn it.
+    """Returns whether the image was reflected at its border as the blur operator does, judging by the top and left
+    border of y; flip y to test the others.
 
-    If so, a linear guess explains y there as well as elsewhere. Of 40 photographs, blurred by 1.5 to 4 pixels and
-    rounded to 8 bits, it left 0.5 to 1.2 times as much unexplained at the border where they were reflected, and 1.3
-    to 12 times where they went on; of exact ones it left at most 6e-5, and at least 1.3e-3. Noise would hide it.
+    A linear guess then explains y at the border as well as elsewhere. For 40 photographs, blurred by 1.5 to 4 pixels
+    and rounded to 8 bits, the residual at the border was 0.5 to 1.2 times that inside if they were reflected, and 1.3
+    to 12 times if not. For exact measurements it was at most 6e-5 and at least 1.3e-3. Noise hides the difference.
     """
     if not isinstance(blur, GaussianBlur) or sigma > ROUNDING:
         return False
     shorter = min(y.shape[-2:])
     edge, margin = max(1, min(reach, shorter // 8)), min(4 * reach, shorter // 4)
     middle = slice(margin, -margin or None)
-    unexplained = (y - blur(blur.wiener(y, sigma))).square()
+    unexplained = (y - blur(blur.guess(y, sigma))).square()
     top, left, inside = (
         unexplained[..., rows, columns].mean((1, 2, 3))
         for rows, columns in ((slice(edge), middle), (middle, slice(edge)), (middle, middle))

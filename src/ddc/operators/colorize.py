@@ -1,7 +1,4 @@
-"""Colourisation: the measurement is the grey picture."""
-
-from dataclasses import dataclass
-from functools import lru_cache
+"""Colourisation: the measurement is the grey image."""
 
 import torch
 from torch import Tensor
@@ -10,34 +7,38 @@ from torch.nn.functional import pad
 from ddc.operators.base import Sigma, Size, SVDOperator
 
 GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601
+WEIGHTS = torch.tensor([GREY], dtype=torch.float64)
+_VH = torch.linalg.svd(WEIGHTS, full_matrices=True).Vh
+# (3, 3): the unit vector of grey in the first row, two directions of pure colour below it; the SVD may choose −grey
+ROTATION = _VH * torch.sign(_VH[:1] @ WEIGHTS.mT)
 
 
-@dataclass(frozen=True)
 class Colorize(SVDOperator):
-    """y has one channel, the luma of ITU-R BT.601. Its SVD rotates the three channels of each pixel."""
+    """y has one channel, the luma of ITU-R BT.601. The SVD rotates the three channels of each pixel."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return _mix_channels(x.new_tensor([GREY]), x)
+    settings = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._mix_channels("weights", WEIGHTS, x)
 
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
-        return y * y.new_tensor(GREY).view(1, 3, 1, 1)
+        return y * self.cached_like(y, "weights", lambda: WEIGHTS).view(1, 3, 1, 1)
 
     def to_image(self, y: Tensor, size: Size | None = None) -> Tensor:
         return y.expand(-1, 3, -1, -1)
 
-    def estimate(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
-        """The grey picture: the pseudo-inverse would tint it with the weights of the luma."""
+    def guess(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
+        """Returns the grey image; the pseudo-inverse would be tinted by the weights of the luma."""
         return self.to_image(y)
 
-    def singular_values(self, size: Size, like: Tensor) -> Tensor:
-        norm = torch.tensor(GREY, dtype=torch.float64).norm()
-        return like.new_tensor([float(norm), 0.0, 0.0]).view(1, 3, 1, 1)
+    def singular_values(self, size: Size, x: Tensor) -> Tensor:
+        return self.cached_like(x, "s", lambda: self.Ut(WEIGHTS.norm().view(1, 1, 1, 1)))
 
     def Vt(self, x: Tensor) -> Tensor:
-        return _mix_channels(_rotation().to(x.dtype).to(x.device), x)
+        return self._mix_channels("Vt", ROTATION, x)
 
     def V(self, c: Tensor) -> Tensor:
-        return _mix_channels(_rotation().mT.to(c.dtype).to(c.device), c)
+        return self._mix_channels("V", ROTATION.mT, c)
 
     def Ut(self, y: Tensor, size: Size | None = None) -> Tensor:
         return pad(y, (0, 0, 0, 0, 0, 2))
@@ -45,16 +46,6 @@ class Colorize(SVDOperator):
     def U(self, c: Tensor) -> Tensor:
         return c[:, :1]
 
-
-def _mix_channels(matrix: Tensor, x: Tensor) -> Tensor:
-    with torch.autocast(x.device.type, enabled=False):
-        return torch.einsum("oc,bchw->bohw", matrix, x)
-
-
-@lru_cache(maxsize=1)
-def _rotation() -> Tensor:
-    """(3, 3) float64: the unit vector of grey in the first row, two directions of pure colour below it."""
-    with torch.inference_mode(False):
-        weights = torch.tensor([GREY], dtype=torch.float64)
-        rotation = torch.linalg.svd(weights, full_matrices=True).Vh
-        return rotation * torch.sign(rotation[:1] @ weights.mT)  # the SVD may choose −grey
+    def _mix_channels(self, name: str, matrix: Tensor, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return torch.einsum("oc,bchw->bohw", self.cached_like(x, name, lambda: matrix), x)

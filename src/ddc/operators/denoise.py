@@ -1,31 +1,22 @@
-"""Denoising: the whole picture is measured, with noise."""
-
-from dataclasses import dataclass
+"""Denoising: the whole image is measured, with noise."""
 
 import torch
 from torch import Tensor
 
-from ddc.operators.base import Sigma, Size, SVDOperator
+from ddc.operators.base import Sigma, Size
+from ddc.operators.inpaint import PixelwiseOperator
 
 
-@dataclass(frozen=True)
-class Denoise(SVDOperator):
+class Denoise(PixelwiseOperator):
     """The identity."""
 
-    def singular_values(self, size: Size, like: Tensor) -> Tensor:
-        return torch.ones(1, 1, 1, 1, dtype=like.dtype, device=like.device)
+    settings = ()
 
-    def Vt(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return x
 
-    def V(self, c: Tensor) -> Tensor:
-        return c
+    def singular_values(self, size: Size, x: Tensor) -> Tensor:
+        return torch.ones(1, 1, 1, 1, dtype=x.dtype, device=x.device)
 
-    def Ut(self, y: Tensor, size: Size | None = None) -> Tensor:
-        return y
-
-    def U(self, c: Tensor) -> Tensor:
-        return c
-
-    def wiener(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
+    def guess(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
         return y

@@ -1,10 +1,11 @@
-"""JPEG as libjpeg does it by default, to its last bit: 4:2:0 chroma, Annex K tables scaled by quality.
+"""JPEG, identical to libjpeg's default to the last bit: 4:2:0 chroma, Annex K tables scaled by quality.
 
-Every rounding passes the gradient straight through, so gradient-based solvers can use it.
+Every rounding passes the gradient straight through, so that gradient-based solvers can use it.
 """
 
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -12,10 +13,11 @@ from torch.nn.functional import avg_pool2d, pad
 
 from ddc.errors import UserError
 from ddc.images import to_internal, to_unit
+from ddc.noise import on_device
 from ddc.operators.base import ROUNDING, Operator, Sigma, Size
 
-ROUNDING_ERROR = 1.0  # of a coefficient: an encoder rounds luma and chroma to whole levels first
-DEBLURRINGS = 8  # passes that find the chroma before it was enlarged
+ROUNDING_ERROR = 1.0  # of a coefficient, because an encoder first rounds luma and chroma to whole levels
+DEBLURRINGS = 8  # passes that estimate the chroma before it was enlarged
 
 # ITU-T T.81, Annex K, tables K.1 and K.2
 LUMA = """
@@ -28,97 +30,117 @@ LUMA = """
 49 64 78 87 103 121 120 101
 72 92 95 98 112 100 103  99
 """
-CHROMA = """
+CHROMA = (
+    """
 17 18 24 47  99  99  99  99
 18 21 26 66  99  99  99  99
 24 26 56 99  99  99  99  99
 47 66 99 99  99  99  99  99
-99 99 99 99  99  99  99  99
-99 99 99 99  99  99  99  99
-99 99 99 99  99  99  99  99
-99 99 99 99  99  99  99  99
 """
+    + 32 * " 99"
+)
+
+Tables = tuple[Tensor, Tensor]  # of one plane: the DCT (8, 8) and the quantisation steps (B or 1, 1, 1, 1, 8, 8)
 
 
-@dataclass(frozen=True)
 class JPEG(Operator):
-    """Compression at a quality of 1 to 100. y is the decompressed picture, of 8-bit levels."""
-
-    quality: int | Tensor = 10  # a tensor holds one value for each image, and is trusted
+    """Compression at a quality of 1 to 100. y is the decompressed image, in 8-bit levels."""
 
     align = 16  # two 8×8 blocks: those of the halved chroma
+    quality: int | Tensor
 
-    def __post_init__(self) -> None:
-        if isinstance(self.quality, Tensor):
+    def __init__(self, quality: int | Tensor = 10) -> None:
+        """A tensor holds one quality for each image, and is not checked."""
+        super().__init__()
+        if isinstance(quality, Tensor):
+            self.register_buffer("quality", quality, persistent=False)
             return
-        if type(self.quality) is not int or not 1 <= self.quality <= 100:
-            raise UserError(f"the JPEG quality is {self.quality!r}; expected a whole number from 1 to 100")
+        if type(quality) is not int or not 1 <= quality <= 100:
+            raise UserError(f"the JPEG quality is {quality!r}; expected a whole number from 1 to 100")
+        self.quality, self.settings = quality, ("quality",)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def batch_key(self) -> Hashable:
+        return type(self)
+
+    @classmethod
+    def merge(cls, operators: Sequence[Self], device: torch.device) -> Operator:
+        if len({one.key for one in operators}) == 1:
+            return operators[0]
+        merged = cls(on_device([one.quality for one in operators], device, torch.int64))
+        merged.__dict__["_cache"] = operators[0].__dict__.setdefault("_cache", {})  # copying tables makes a GPU wait
+        return merged
+
+    def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] != 3:
-            raise UserError(f"JPEG compresses pictures of 3 channels; this one has {x.shape[1]}")
+            raise UserError(f"JPEG compresses images of 3 channels; this one has {x.shape[1]}")
         height, width = x.shape[-2:]
         work = torch.promote_types(x.dtype, torch.float32)
+        # double, where there is one: whole numbers stay whole, whatever a GPU does to products of floats
+        double = work if x.device.type == "mps" else torch.float64
         with torch.autocast(x.device.type, enabled=False):
             rgb = _round(to_unit(x.to(work)) * 255)
             luma, chroma = rgb_to_ycc(rgb)
-            luma = compress(luma, LUMA, self.quality)
-            chroma = compress(halve(chroma), CHROMA, self.quality)[..., : -(-width // 2)]
+            luma = compress(luma, self._tables(LUMA, double, x.device))
+            chroma = compress(halve(chroma), self._tables(CHROMA, double, x.device))[..., : -(-width // 2)]
             chroma = upsample(chroma)[..., :height, :width]
             return to_internal(ycc_to_rgb(luma, chroma) / 255).to(x.dtype)
 
     def keep_known(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
-        """x with every DCT coefficient inside the cell that y's was rounded in, where y has no noise; and nearer
-        to its centre, where x is too far off for its place in the cell to mean anything.
-        """
+        """Returns x with every DCT coefficient inside the interval in which y's was rounded, if y has no noise. Where
+        x is too far off for its place in the interval to mean anything, the coefficient moves towards the centre."""
         height, width = x.shape[-2:]
         work = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             (luma, chroma), (luma_y, chroma_y) = (_split(image.to(work)) for image in (x, y))
             exact = sigma <= ROUNDING
-            luma_change = _into_cells(luma, luma_y, LUMA, self.quality, exact, (height, width))
+            luma_change = _into_cells(luma, luma_y, self._tables(LUMA, work, x.device), exact, (height, width))
             small, small_y = _mean(chroma), _mean(chroma_y)
-            for _ in range(DEBLURRINGS):  # y's chroma was made smooth on the way up
+            for _ in range(DEBLURRINGS):  # enlarging made y's chroma smooth
                 small_y = small_y + _mean(chroma_y) - _mean(upsample(small_y)[..., :height, :width])
-            whole = (height // 2, width // 2)
-            chroma_change = _into_cells(small, small_y, CHROMA, self.quality, exact, whole)
+            tables = self._tables(CHROMA, work, x.device)
+            chroma_change = _into_cells(small, small_y, tables, exact, (height // 2, width // 2))
             chroma_change = chroma_change.repeat_interleave(2, -2).repeat_interleave(2, -1)
             cb, cr = pad(chroma_change, (0, width % 2, 0, height % 2)).unbind(1)
-            rgb = [
-                luma_change[:, 0] + part for part in (1.402 * cr, -0.34414 * cb - 0.71414 * cr, 1.772 * cb)
-            ]
+            rgb = [luma_change[:, 0] + part for part in (1.402 * cr, -0.34414 * cb - 0.71414 * cr, 1.772 * cb)]
             return x + (torch.stack(rgb, dim=1) / 127.5).to(x.dtype)
+
+    def _tables(self, table: str, dtype: torch.dtype, device: torch.device) -> Tables:
+        """Returns the DCT and the steps of the quality. Those of all qualities are kept on the device."""
+
+        def make() -> Tables:
+            return _dct().to(dtype).to(device), quantisation(table).to(dtype).to(device)
+
+        dct, steps = self.cached((table, dtype, device), make)
+        return dct, steps[self.quality].view(-1, 1, 1, 1, 8, 8)
 
 
 def _split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Luma and chroma of a picture in [-1, 1], in levels around 0, not rounded."""
+    """Returns luma and chroma of an image in [-1, 1], in levels around 0, not rounded."""
     r, g, b = (127.5 * x - 0.5).unbind(1)  # level − 128
     luma = 0.299 * r + 0.587 * g + 0.114 * b
     return luma.unsqueeze(1), torch.stack([(b - luma) / 1.772, (r - luma) / 1.402], dim=1)
 
 
 def _mean(chroma: Tensor) -> Tensor:
-    """`halve`, not rounded."""
+    """Returns `halve` without rounding."""
     height, width = chroma.shape[-2:]
     return avg_pool2d(pad(chroma, (0, -width % 16, 0, height % 2), mode="replicate"), 2)
 
 
-def _into_cells(
-    plane: Tensor, measured: Tensor, table: str, quality: int | Tensor, exact: bool | Tensor, size: Size
-) -> Tensor:
-    """What to add to the first `size` of `plane`, so that its coefficients fall where those of `measured` were
-    rounded. Blocks that reach beyond the picture are left: what an encoder had there is not known."""
+def _into_cells(plane: Tensor, measured: Tensor, tables: Tables, exact: bool | Tensor, size: Size) -> Tensor:
+    """Returns what to add to the first `size` pixels of `plane`, so that its coefficients fall into the intervals in
+    which those of `measured` were rounded. Blocks beyond the image, whose content is unknown, do not change."""
     height, width = size
     bottom, right = height - height % 8, width - width % 8
     if not bottom * right:
         return plane.new_zeros(*plane.shape[:2], height, width)
     plane, measured = plane[..., :bottom, :right], measured[..., :bottom, :right]
-    dct, tables = _constants(table, plane.dtype, plane.device)
-    steps = tables[quality].view(-1, 1, 1, 1, 8, 8)
+    dct, steps = tables
     ours, theirs = (dct @ _blocks(image) @ dct.mT / 8 for image in (plane, measured))
     centre = torch.round(theirs / steps) * steps
     away = ours - centre
-    # a coefficient spreads by steps²/12 in its cell; a guess that lies wider knows less than the cell's centre
+    # a coefficient has the variance steps²/12 in its interval; a guess with more is worse than the centre
     spread = away.square().mean(dim=(2, 3), keepdim=True)
     away = away * (steps.square() / 12 / spread.clamp(min=1e-6)).clamp(max=1)
     half = steps / 2 + ROUNDING_ERROR
@@ -129,7 +151,7 @@ def _into_cells(
 
 
 def _blocks(plane: Tensor) -> Tensor:
-    """(B, C, h, w, 8, 8), the picture's border repeated to whole blocks."""
+    """Returns (B, C, h, w, 8, 8), with the border pixels repeated to whole blocks."""
     height, width = plane.shape[-2:]
     plane = pad(plane, (0, -width % 8, 0, -height % 8), mode="replicate")
     batch, channels, rows, columns = plane.shape
@@ -142,7 +164,7 @@ def _plane(blocks: Tensor) -> Tensor:
 
 
 def rgb_to_ycc(rgb: Tensor) -> tuple[Tensor, Tensor]:
-    """JFIF's full-range YCbCr in 8-bit levels: (B, 1, H, W) and (B, 2, H, W)."""
+    """Returns JFIF's full-range YCbCr in 8-bit levels: (B, 1, H, W) and (B, 2, H, W)."""
     r, g, b = rgb.unbind(1)
     y = _fixed(0.299) * r + _fixed(0.587) * g + _fixed(0.114) * b
     cb = 128 - _fixed(0.168735892) * r - _fixed(0.331264108) * g + 0.5 * b
@@ -160,10 +182,8 @@ def ycc_to_rgb(luma: Tensor, chroma: Tensor) -> Tensor:
 
 
 def halve(chroma: Tensor) -> Tensor:
-    """The mean of 2×2 pixels, in whole levels: ceil(H/2) rows, and columns to the end of the last block.
-
-    libjpeg widens the picture to whole blocks before the mean, and heightens it after (in `compress`).
-    """
+    """Returns the mean of 2×2 pixels in whole levels: ceil(H/2) rows, and columns to the end of the last block.
+    libjpeg extends the width to whole blocks before the mean, and the height after it (in `compress`)."""
     height, width = chroma.shape[-2:]
     chroma = pad(chroma, (0, -width % 16, 0, height % 2), mode="replicate")
     total = chroma[..., ::2, ::2] + chroma[..., 1::2, ::2] + chroma[..., ::2, 1::2] + chroma[..., 1::2, 1::2]
@@ -171,16 +191,11 @@ def halve(chroma: Tensor) -> Tensor:
     return _floor((total + bias) / 4)
 
 
-def compress(plane: Tensor, table: str, quality: int | Tensor) -> Tensor:
-    """8×8 DCT, quantisation and back, for any size of plane: what a decoder sees, in 8-bit levels."""
+def compress(plane: Tensor, tables: Tables) -> Tensor:
+    """Returns a plane of any size after 8×8 DCT, quantisation and decoding, in 8-bit levels."""
     height, width = plane.shape[-2:]
-    # double, where there is one: whole numbers stay whole, whatever a GPU does to products of floats
-    work = plane.dtype if plane.device.type == "mps" else torch.float64
-    dct, tables = _constants(table, work, plane.device)
-    steps = tables[quality]
-    if isinstance(quality, Tensor):
-        steps = steps.view(-1, 1, 1, 1, 8, 8)
-    blocks = _blocks(plane).to(work) - 128
+    dct, steps = tables
+    blocks = _blocks(plane).to(dct.dtype) - 128
     # libjpeg's integer DCT: quarters between its two passes, and eighths of a coefficient at the end
     eighths = _round(dct @ (_round(4 * (blocks @ dct.mT)) / 4))
     size = torch.floor((eighths.detach().abs() + 4 * steps) / (8 * steps))  # halves away from zero
@@ -191,7 +206,7 @@ def compress(plane: Tensor, table: str, quality: int | Tensor) -> Tensor:
 
 
 def upsample(chroma: Tensor) -> Tensor:
-    """Twice the size by libjpeg's triangle filter, ¾ near and ¼ far pixel; narrow planes are repeated."""
+    """Doubles the size with libjpeg's triangle filter, ¾ near and ¼ far pixel; narrow planes are repeated."""
     if chroma.shape[-1] <= 2:
         return chroma.repeat_interleave(2, dim=-2).repeat_interleave(2, dim=-1)
     rows = pad(chroma, (0, 0, 1, 1), mode="replicate")
@@ -199,64 +214,47 @@ def upsample(chroma: Tensor) -> Tensor:
     tall = torch.stack([3 * near + above, 3 * near + below], dim=-2).flatten(-3, -2)
     columns = pad(tall, (1, 1, 0, 0), mode="replicate")
     near, left, right = columns[..., 1:-1], columns[..., :-2], columns[..., 2:]
-    # two biases take turns, so that rounding has no drift
+    # two biases alternate, so that rounding has no drift
     wide = torch.stack([3 * near + left + 8, 3 * near + right + 7], dim=-1).flatten(-2)
     return _floor(wide / 16)
 
 
-@lru_cache(maxsize=256)
-def quantisation(table: str, quality: int) -> Tensor:
-    """The (8, 8) steps of a quality, by the rule of the Independent JPEG Group."""
-    scale = 5000 // quality if quality < 50 else 200 - 2 * quality
-    with torch.inference_mode(False):
-        base = torch.tensor([int(number) for number in table.split()])
-        return ((base * scale + 50) // 100).clamp(1, 255).view(8, 8).double()
+def quantisation(table: str) -> Tensor:
+    """Returns the (101, 8, 8) steps of every quality, by the rule of the Independent JPEG Group."""
+    quality = torch.arange(101).clamp(min=1).view(-1, 1)
+    scale = torch.where(quality < 50, 5000 // quality, 200 - 2 * quality)
+    base = torch.tensor([int(number) for number in table.split()])
+    return ((base * scale + 50) // 100).clamp(1, 255).view(-1, 8, 8).double()
 
 
-@lru_cache(maxsize=16)
-def _constants(table: str, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The DCT, and the steps of every quality (101, 8, 8), kept on the device: copying makes it wait."""
-    with torch.inference_mode(False):
-        steps = torch.stack([quantisation(table, max(quality, 1)) for quality in range(101)])
-        return _dct().to(dtype).to(device), steps.to(dtype).to(device)
-
-
-@lru_cache(maxsize=1)
 def _dct() -> Tensor:
-    """√8 times the orthonormal (8, 8) DCT-II, with the small errors of the constants that libjpeg computes in.
-
-    Its rows are those of the algorithm of Loeffler, Ligtenberg and Moschytz (1989) on the eight unit vectors,
-    in constants of 13 bits.
-    """
-
-    def c(value: float) -> float:
-        return _fixed(value, 13)
-
-    with torch.inference_mode(False):
-        x = torch.eye(8, dtype=torch.float64)
-        s0, s1, s2, s3 = x[:4] + x[4:].flip(0)
-        d0, d1, d2, d3 = x[:4] - x[4:].flip(0)
-        even, odd = s0 - s3, s1 - s2
-        turned = c(0.541196100) * (even + odd)
-        shared = c(1.175875602) * (d0 + d1 + d2 + d3)
-        outer, inner = -c(0.899976223) * (d0 + d3), -c(2.562915447) * (d1 + d2)
-        left, right = shared - c(1.961570560) * (d1 + d3), shared - c(0.390180644) * (d0 + d2)
-        return torch.stack(
-            [
-                s0 + s1 + s2 + s3,
-                c(1.501321110) * d0 + outer + right,
-                turned + c(0.765366865) * even,
-                c(3.072711026) * d1 + inner + left,
-                s0 - s1 - s2 + s3,
-                c(2.053119869) * d2 + inner + right,
-                turned - c(1.847759065) * odd,
-                c(0.298631336) * d3 + outer + left,
-            ]
-        )
+    """Returns √8 times the orthonormal (8, 8) DCT-II, with the small errors of libjpeg's constants: the algorithm of
+    Loeffler, Ligtenberg and Moschytz (1989) with constants of 13 bits, applied to the eight unit vectors."""
+    c = partial(_fixed, bits=13)
+    x = torch.eye(8, dtype=torch.float64)
+    s0, s1, s2, s3 = x[:4] + x[4:].flip(0)
+    d0, d1, d2, d3 = x[:4] - x[4:].flip(0)
+    even, odd = s0 - s3, s1 - s2
+    turned = c(0.541196100) * (even + odd)
+    shared = c(1.175875602) * (d0 + d1 + d2 + d3)
+    outer, inner = -c(0.899976223) * (d0 + d3), -c(2.562915447) * (d1 + d2)
+    left, right = shared - c(1.961570560) * (d1 + d3), shared - c(0.390180644) * (d0 + d2)
+    return torch.stack(
+        [
+            s0 + s1 + s2 + s3,
+            c(1.501321110) * d0 + outer + right,
+            turned + c(0.765366865) * even,
+            c(3.072711026) * d1 + inner + left,
+            s0 - s1 - s2 + s3,
+            c(2.053119869) * d2 + inner + right,
+            turned - c(1.847759065) * odd,
+            c(0.298631336) * d3 + outer + left,
+        ]
+    )
 
 
 def _fixed(value: float, bits: int = 16) -> float:
-    """A constant as libjpeg's fixed-point arithmetic has it."""
+    """Returns a constant as libjpeg's fixed-point arithmetic has it."""
     return round(value * 2**bits) / 2**bits
 
 
@@ -265,5 +263,5 @@ def _floor(x: Tensor) -> Tensor:
 
 
 def _round(x: Tensor) -> Tensor:
-    """Half up, as libjpeg; the gradient passes."""
+    """Rounds half up, as libjpeg; the gradient passes."""
     return x + (torch.floor(x + 0.5) - x).detach()

@@ -1,6 +1,6 @@
 """The algorithms, by name: the paper's comparison in its order, then what it discusses, then references."""
 
-from ddc.solvers.base import Solver
+from ddc.solvers.base import Solver, make_solver
 from ddc.solvers.cddb import CDDB
 from ddc.solvers.ddc import DDC
 from ddc.solvers.ddnm import DDNM
@@ -35,3 +35,5 @@ SOLVERS: dict[str, type[Solver]] = {
         PseudoInverse,
     )
 }
+
+__all__ = ["SOLVERS", "Solver", "make_solver"]

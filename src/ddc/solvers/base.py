@@ -1,16 +1,17 @@
-"""What a solver is: a frozen dataclass of its settings, and one loop."""
+"""What a solver is: a frozen dataclass of its settings, and one loop over the steps of a `Run`."""
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ddc.errors import UserError
-from ddc.noise import Noise
-from ddc.operators.base import LinearOperator, SVDOperator
+from ddc.noise import Noise, derive_seed
+from ddc.notation import Entry, with_settings
+from ddc.operators.base import LinearOperator, Size, SVDOperator
 from ddc.priors import Denoiser
 from ddc.problems import Problem
 
@@ -28,7 +29,59 @@ class Step:
 
 Callback = Callable[[Step], None]
 
-PARTS = {"bridge": "i2sb-{task}", "denoiser": "dncnn"}  # the folders of networks that solvers bring
+
+class Run:
+    """What a solver is given: measurements, their problem, the prior, the noise, and other networks by name.
+
+    `noise` is a source, or a list with a seed for each picture; `corners` then says where each lies in a larger picture,
+    with which it shares its noise. `size` is the height and width of the pictures that y measures; None asks the operator.
+    `parts` are the networks that the solver's `needs` name beside the prior: network, bridge or denoiser.
+    """
+
+    def __init__(
+        self,
+        y: Tensor,
+        problem: Problem,
+        prior: Denoiser,
+        noise: Noise | list[int],
+        callback: Callback | None = None,
+        size: Size | None = None,
+        corners: Sequence[tuple[int, int]] = ((0, 0),),
+        **parts: Any,
+    ) -> None:
+        self.y, self.problem, self.prior, self.callback = y, problem, prior, callback
+        self.noise = Noise(noise, corners, y.device) if isinstance(noise, list) else noise
+        self.parts = parts
+        self.A: Any = problem.operator  # the solver's `operators` says which kind it is
+        self.sigma = problem.sigma
+        self.size: Size = size or problem.operator.image_size(y)
+        self.shape = (y.shape[0], 3, *self.size)
+        self._step = (0, 0, 0)
+
+    def normal(self) -> Tensor:
+        """The next standard normal field, in the shape of the pictures."""
+        return self.noise.normal(self.shape)
+
+    def steps(self, pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """The pairs (t, s), one step after the other."""
+        for index, (t, s) in enumerate(pairs):
+            self._step = (index, len(pairs), t)
+            yield t, s
+
+    def show(self, x0: Tensor, noise: Tensor | None = None) -> None:
+        """Tell the callback, if there is one, that the step is done."""
+        if self.callback:
+            self.callback(Step(*self._step, x0, noise))
+
+    def pseudo_inverse(self) -> Tensor:
+        """A†y; for an operator that is not linear (JPEG), y at image size."""
+        return self.A.pinv(self.y) if isinstance(self.A, LinearOperator) else self.A.to_image(self.y)
+
+
+def sample_seeds(seed: int, name: str | int, samples: int) -> list[int]:
+    """The seeds of the samples of one picture, from the user's seed and the picture's name or index."""
+    first = derive_seed(seed, name)
+    return [first, *(derive_seed(first, sample) for sample in range(1, samples))]
 
 
 @dataclass(frozen=True)
@@ -37,22 +90,14 @@ class Solver(ABC):
 
     name: ClassVar[str]
     operators: ClassVar[type] = LinearOperator  # what its maths can take
-    needs: ClassVar[tuple[str, ...]] = ("prior",)  # what it takes: "prior", "network", "denoiser" or "bridge"
-    paper: ClassVar[dict[str, dict[type, float]]] = {}  # setting → operator → value, the first that fits
+    needs: ClassVar[tuple[str, ...]] = ("prior",)  # the networks it uses: "prior", "network", "denoiser" or "bridge"
+    paper: ClassVar[dict[str, dict[type, float]]] = {}  # setting → operator → value; the first that fits is used
 
     steps: int = 100
 
     @abstractmethod
-    def solve(
-        self,
-        y: Tensor,
-        problem: Problem,
-        prior: Denoiser,
-        noise: Noise,
-        callback: Callback | None = None,
-        **parts: Any,
-    ) -> Tensor:
-        """The restored images, (B, 3, H, W) in about [-1, 1], for the measurements y."""
+    def solve(self, run: Run) -> Tensor:
+        """The restored images, (B, 3, H, W) in about [-1, 1]."""
 
     def evaluations(self) -> int:
         """Network evaluations for one image."""
@@ -68,38 +113,27 @@ class Solver(ABC):
             f"Use {problem.suggested_solvers()}."
         )
 
-    def part(self, task: str) -> str | None:
-        """The name of the folder with the network that it needs for a task beside the model's, if any."""
-        return next((PARTS[need].format(task=task) for need in self.needs if need in PARTS), None)
-
-    def load_parts(self, model: str | Path | None, problem: Problem) -> dict[str, Any]:
-        """What `solve` takes beside the prior and the model's own network, read from disk."""
-        return {}
-
     def setting(self, name: str, problem: Problem) -> float:
-        """A setting as given; left at None, the paper's value for this operator."""
+        """A setting as given; if it is None, the paper's value for this operator."""
         given: float | None = getattr(self, name)
         if given is not None:
             return given
         return next(value for kind, value in self.paper[name].items() if isinstance(problem.operator, kind))
 
 
-def image_shape(y: Tensor, problem: Problem) -> tuple[int, int, int, int]:
-    """The shape of the pictures that y measures."""
-    return (y.shape[0], 3, *problem.operator.image_size(y))
+def make_solver(solver: str | Solver, steps: int | None = None, options: Mapping[str, Any] | None = None) -> Solver:
+    """A solver from its name, with settings if there are any: "ddnm", "pigdm:noise_blind=true:steps=50"."""
+    from ddc.solvers import SOLVERS
 
-
-def pseudo_inverse(y: Tensor, problem: Problem) -> Tensor:
-    """A†y; for an operator that is not linear (JPEG), y at image size."""
-    operator = problem.operator
-    return operator.pinv(y) if isinstance(operator, LinearOperator) else operator.to_image(y)
-
-
-def find_part(name: str, model: str | Path | None) -> Path | None:
-    """The folder of a solver's own network: in the model's folder, beside it, shipped with the package, or in
-    the repository that the package is used from."""
-    package = Path(__file__).parents[1]
-    places = [package / "models", package.parents[1] / "models"]
-    if model is not None:
-        places = [Path(model), Path(model).absolute().parent, *places]
-    return next((place / name for place in places if (place / name / "config.json").is_file()), None)
+    given = dict(options or {}) | ({} if steps is None else {"steps": steps})
+    if isinstance(solver, Solver):
+        return dataclasses.replace(solver, **given) if given else solver
+    entry = Entry.parse(solver) if ":" in solver else Entry(solver, {})
+    if entry.name not in SOLVERS:
+        raise UserError(f"the solver {entry.name!r} is not known; expected one of {', '.join(SOLVERS)}")
+    settings = entry.settings | given
+    kind = SOLVERS[entry.name]
+    made = with_settings(kind, entry.name, settings) if settings else kind()
+    if made.steps < 1:
+        raise UserError(f"steps must be at least 1, not {made.steps}")
+    return made

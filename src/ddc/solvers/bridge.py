@@ -87,9 +87,7 @@ class Bridge(nn.Module):
         super().__init__()
         inputs, outputs = unet.config["in_channels"], unet.config["out_channels"]  # type: ignore[index]
         if (inputs, outputs) != (3, 3):
-            raise UserError(
-                f"a bridge network has 3 input and 3 output channels; this one has {inputs} and {outputs}"
-            )
+            raise UserError(f"a bridge network has 3 input and 3 output channels; this one has {inputs} and {outputs}")
         self.unet = unet
         self.task = task
         self.sigma_max = sigma_max  # the largest noise of the measurements it is trained on, in [0, 1] units
@@ -103,9 +101,7 @@ class Bridge(nn.Module):
     def from_pretrained(folder: str | Path) -> "Bridge":
         config = read_config(Path(folder))
         if "task" not in config:
-            raise UserError(
-                f'{folder} is not a bridge: its config.json names no task, for example "task": "sr4"'
-            )
+            raise UserError(f'{folder} is not a bridge: its config.json names no task, for example "task": "sr4"')
         task, sigma_max = str(config.pop("task")), float(config.pop("sigma_max", 0.0))
         return Bridge(load_network(folder, config), task, sigma_max).eval()
 

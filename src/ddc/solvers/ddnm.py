@@ -6,17 +6,15 @@ weighs the correction of each singular direction by what the noise lets through.
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ddc.errors import UserError
-from ddc.noise import Noise
-from ddc.operators.base import SINGULAR_CUTOFF, LinearOperator, SVDOperator
-from ddc.priors import Denoiser
+from ddc.operators.base import SINGULAR_CUTOFF, SVDOperator
 from ddc.problems import Problem
-from ddc.solvers.base import Callback, Solver, Step, image_shape
+from ddc.solvers.base import Run, Solver
 
 
 @dataclass(frozen=True)
@@ -39,51 +37,34 @@ class DDNM(Solver):
             )
 
     @torch.no_grad()
-    def solve(
-        self,
-        y: Tensor,
-        problem: Problem,
-        prior: Denoiser,
-        noise: Noise,
-        callback: Callback | None = None,
-        **parts: Any,
-    ) -> Tensor:
-        A: LinearOperator = problem.operator  # type: ignore[assignment]
-        schedule = prior.schedule
-        pairs = schedule.pairs(self.steps)
-        shape = image_shape(y, problem)
-        noisy = has_noise(problem)
-
-        x = noise.normal(shape)  # x_T ~ N(0, I)
-        for i, (t, s) in enumerate(pairs):
-            prediction = prior.predict(x, t)
-            z = noise.normal(shape)
+    def solve(self, run: Run) -> Tensor:
+        A, schedule, noisy = run.A, run.prior.schedule, has_noise(run.problem)
+        x = run.normal()  # x_T ~ N(0, I)
+        for t, s in run.steps(schedule.pairs(self.steps)):
+            prediction = run.prior.predict(x, t)
+            z = run.normal()
             if noisy:
-                a, level = schedule.signal(s, x), schedule.level(s, x)
-                x0, x = self.plus_step(prediction.x0, prediction.noise, z, y, problem, a, level)
+                x0, x = self.plus_step(run, prediction.x0, prediction.noise, z, s)
             else:
-                x0 = prediction.x0 - A.pinv(A(prediction.x0) - y, shape[-2:])  # equation 13
+                x0 = prediction.x0 - A.pinv(A(prediction.x0) - run.y, run.size)  # equation 13
                 x = schedule.ddnm_noise_rule(x0, prediction.noise, s, z, self.eta)
-            if callback:
-                callback(Step(i, len(pairs), t, x0, prediction.noise))
+            run.show(x0, prediction.noise)
         return x
 
-    def plus_step(
-        self, x0: Tensor, noise: Tensor, z: Tensor, y: Tensor, problem: Problem, a: Tensor, level: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """DDNM+: the corrected x̂0, and x_s, by way of the coefficients in the basis V."""
-        A: SVDOperator = problem.operator  # type: ignore[assignment]
-        size = (x0.shape[-2], x0.shape[-1])
-        s = A.singular_values(size, x0)
-        measured = s > SINGULAR_CUTOFF
-        s = torch.where(measured, s, 1.0)
+    def plus_step(self, run: Run, x0: Tensor, noise: Tensor, z: Tensor, s: int) -> tuple[Tensor, Tensor]:
+        """DDNM+: the corrected x̂0, and x_s, computed from the coefficients in the basis V."""
+        A, schedule = run.A, run.prior.schedule
+        a, level = schedule.signal(s, x0), schedule.level(s, x0)
+        singular = A.singular_values(run.size, x0)
+        measured = singular > SINGULAR_CUTOFF
+        singular = torch.where(measured, singular, 1.0)
         stay = math.sqrt(1 - self.eta**2)
         c0, e, z = A.Vt(x0), A.Vt(noise), A.Vt(z)
-        data_level = a * problem.sigma / s  # the noise of y at this level, a σ/s_i
+        data_level = a * run.sigma / singular  # the noise of y at this level, a σ/s_i
 
         enough = level >= data_level
         share = torch.where(enough, 1.0, level * stay / data_level.clamp(min=1e-12))  # λ_i
-        c0 = torch.where(measured, c0 + share * (A.Ut(y, size) / s - c0), c0)
+        c0 = torch.where(measured, c0 + share * (A.Ut(run.y, run.size) / singular - c0), c0)
         fresh = torch.where(enough, (level**2 - data_level**2).clamp(min=0).sqrt(), self.eta * level)
         rule = level * (self.eta * z + stay * e)  # DDNM's own, where nothing is measured or y has no noise
         added = torch.where(measured & (data_level > 0), fresh * z, rule)

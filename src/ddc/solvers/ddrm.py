@@ -5,16 +5,13 @@ It works on x/√ā, whose noise level is σ_t = √((1−ā_t)/ā_t), in the ba
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ddc.noise import Noise
 from ddc.operators.base import SINGULAR_CUTOFF, SVDOperator
-from ddc.priors import Denoiser
-from ddc.problems import Problem
-from ddc.solvers.base import Callback, Solver, Step, image_shape
+from ddc.solvers.base import Run, Solver
 
 
 @dataclass(frozen=True)
@@ -32,37 +29,27 @@ class DDRM(Solver):
     """The share η_b of y where it is cleaner than the present noise level."""
 
     @torch.no_grad()
-    def solve(
-        self,
-        y: Tensor,
-        problem: Problem,
-        prior: Denoiser,
-        noise: Noise,
-        callback: Callback | None = None,
-        **parts: Any,
-    ) -> Tensor:
-        A: SVDOperator = problem.operator  # type: ignore[assignment]
-        schedule = prior.schedule
+    def solve(self, run: Run) -> Tensor:
+        A, schedule = run.A, run.prior.schedule
         pairs = schedule.pairs(self.steps)
-        shape = image_shape(y, problem)
         eta, eta_b, stay = self.eta, self.eta_b, math.sqrt(1 - self.eta**2)
 
-        s = A.singular_values(shape[-2:], y)
-        measured = s > SINGULAR_CUTOFF
-        s = torch.where(measured, s, 1.0)
-        y_bar = A.Ut(y, shape[-2:]) / s  # ȳ = Uᵀy/s_i
-        sigma_bar = problem.sigma / s  # its noise, σ/s_i
+        singular = A.singular_values(run.size, run.y)
+        measured = singular > SINGULAR_CUTOFF
+        singular = torch.where(measured, singular, 1.0)
+        y_bar = A.Ut(run.y, run.size) / singular  # ȳ = Uᵀy/s_i
+        sigma_bar = run.sigma / singular  # its noise, σ/s_i
 
-        z = A.Vt(noise.normal(shape))
+        z = A.Vt(run.normal())
         first = pairs[0][0]
         sigma_t = schedule.level(first, z) / schedule.signal(first, z)
         known = measured & (sigma_t > sigma_bar)
         spread = (sigma_t**2 - sigma_bar**2).clamp(min=0).sqrt()
         c = torch.where(known, y_bar + spread * z, sigma_t * z)  # equation 7
-        for i, (t, following) in enumerate(pairs):
-            prediction = prior.predict(A.V(c) * schedule.signal(t, c), t)
-            c0, e, z = A.Vt(prediction.x0), A.Vt(prediction.noise), A.Vt(noise.normal(shape))
-            sigma_s = schedule.level(following, c) / schedule.signal(following, c)
+        for t, s in run.steps(pairs):
+            prediction = run.prior.predict(A.V(c) * schedule.signal(t, c), t)
+            c0, e, z = A.Vt(prediction.x0), A.Vt(prediction.noise), A.Vt(run.normal())
+            sigma_s = schedule.level(s, c) / schedule.signal(s, c)
 
             # equation 8, case by case
             unmeasured = c0 + sigma_s * (stay * e + eta * z)
@@ -70,6 +57,5 @@ class DDRM(Solver):
             spread = (sigma_s**2 - eta_b**2 * sigma_bar**2).clamp(min=0).sqrt()
             cleaner = (1 - eta_b) * c0 + eta_b * y_bar + spread * z
             c = torch.where(measured, torch.where(sigma_s < sigma_bar, noisier, cleaner), unmeasured)
-            if callback:
-                callback(Step(i, len(pairs), t, prediction.x0, prediction.noise))
+            run.show(prediction.x0, prediction.noise)
         return A.V(c)

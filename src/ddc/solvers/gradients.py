@@ -1,6 +1,7 @@
 """Derivatives that several solvers share. No graph outlives the step that made it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -8,13 +9,20 @@ from torch import Tensor, nn
 from ddc.networks import set_checkpointing
 from ddc.operators.base import LinearOperator, Operator
 from ddc.priors import Denoiser, Prediction
+from ddc.solvers.base import Run, Solver
 
 
-def prepare(prior: Denoiser, checkpointing: bool) -> None:
-    """Have the prior's network keep its blocks' activations for the way back, or compute them again there:
-    about a third more time for less memory."""
-    if isinstance(prior, nn.Module):
-        set_checkpointing(prior, checkpointing)
+@dataclass(frozen=True)
+class GradientSolver(Solver):
+    """A solver that differentiates through the prior."""
+
+    checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+    def prepare(self, run: Run) -> None:
+        """Have the prior's network keep its activations for the backward pass, or recompute them there."""
+        if isinstance(run.prior, nn.Module):
+            set_checkpointing(run.prior, self.checkpointing)
 
 
 def predict_with_vjp(prior: Denoiser, x: Tensor, t: int) -> tuple[Prediction, Callable[[Tensor], Tensor]]:
@@ -27,14 +35,14 @@ def predict_with_vjp(prior: Denoiser, x: Tensor, t: int) -> tuple[Prediction, Ca
     known = Prediction(prediction.x0.detach(), prediction.noise.detach(), v)
 
     def vjp(cotangent: Tensor) -> Tensor:
-        # a gradient of length 1 has small numbers, which float16 would cut: they go back as numbers up to 1
+        # a gradient of length 1 has small entries, which float16 would flush to zero: scale them up to 1 and back
         size = cotangent.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-30)
         return torch.autograd.grad(prediction.x0, x, cotangent / size)[0] * size
 
     return known, vjp
 
 
-def misfit(operator: Operator, x0: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def residual_and_gradient(operator: Operator, x0: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The residual A(x0) − y, and the gradient of ½‖A(x0) − y‖²: Aᵀ(A x0 − y).
 
     An operator that is not linear is differentiated by autograd (JPEG passes the gradient straight through

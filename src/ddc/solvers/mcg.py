@@ -4,22 +4,18 @@ DPS's update, then a projection onto the measurement at the next noise level.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ddc.noise import Noise
-from ddc.operators.base import LinearOperator
-from ddc.priors import Denoiser
-from ddc.problems import Problem
-from ddc.solvers.base import Callback, Solver, Step, image_shape
+from ddc.solvers.base import Run
 from ddc.solvers.dps import dps_step
-from ddc.solvers.gradients import prepare
+from ddc.solvers.gradients import GradientSolver
 
 
 @dataclass(frozen=True)
-class MCG(Solver):
+class MCG(GradientSolver):
     """Manifold-constrained gradient: DPS and a projection, for linear operators."""
 
     name: ClassVar[str] = "mcg"
@@ -28,32 +24,16 @@ class MCG(Solver):
     """Sampling steps."""
     zeta: float = 1.0
     """Step size ζ of the gradient."""
-    checkpointing: bool = False
-    """Compute activations again on the way back: less memory, about a third more time."""
 
     @torch.no_grad()
-    def solve(
-        self,
-        y: Tensor,
-        problem: Problem,
-        prior: Denoiser,
-        noise: Noise,
-        callback: Callback | None = None,
-        **parts: Any,
-    ) -> Tensor:
-        A: LinearOperator = problem.operator  # type: ignore[assignment]
-        schedule = prior.schedule
-        pairs = schedule.pairs(self.steps)
-        shape = image_shape(y, problem)
-        prepare(prior, self.checkpointing)
-
-        x = noise.normal(shape)  # x_T ~ N(0, I)
-        for i, (t, s) in enumerate(pairs):
-            z = noise.normal(shape)
-            x, prediction = dps_step(x, t, s, z, y, problem, prior, self.zeta)
+    def solve(self, run: Run) -> Tensor:
+        self.prepare(run)
+        A, schedule = run.A, run.prior.schedule
+        x = run.normal()  # x_T ~ N(0, I)
+        for t, s in run.steps(schedule.pairs(self.steps)):
+            x, prediction = dps_step(run, x, t, s, self.zeta)
             # x_s = (I − A†A) x' + A†(√ā_s y + √(1−ā_s) A z)
-            y_s = schedule.signal(s, x) * y + schedule.level(s, x) * A(noise.normal(shape))
-            x = x + A.pinv(y_s - A(x), shape[-2:])
-            if callback:
-                callback(Step(i, len(pairs), t, prediction.x0, prediction.noise))
+            y_s = schedule.signal(s, x) * run.y + schedule.level(s, x) * A(run.normal())
+            x = x + A.pinv(y_s - A(x), run.size)
+            run.show(prediction.x0, prediction.noise)
         return x

@@ -1,22 +1,20 @@
 """RED-diff (Mardani et al. 2023, arXiv 2305.04391), Algorithm 1: variational inference as optimisation.
 
-The mean μ of a narrow Gaussian is optimised by Adam; the prior's noise error is its regulariser, not
+The mean μ of a narrow Gaussian is optimised by Adam. The prior's noise error is its regulariser, and is not
 differentiated through.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ddc.noise import Noise
 from ddc.operators.base import Operator
 from ddc.operators.jpeg import JPEG
-from ddc.priors import Denoiser
 from ddc.problems import Problem
-from ddc.solvers.base import Callback, Solver, Step, image_shape, pseudo_inverse
-from ddc.solvers.gradients import misfit
+from ddc.solvers.base import Run, Solver
+from ddc.solvers.gradients import residual_and_gradient
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class REDdiff(Solver):
 
     name: ClassVar[str] = "reddiff"
     operators: ClassVar[type] = Operator
-    # 0.5 is the paper's, which has no JPEG: there it loses in a few steps what y had, and does not find it again
+    # 0.5 is the paper's, which has no JPEG. With it JPEG loses in a few steps what y had, and does not recover it.
     paper: ClassVar[dict[str, dict[type, float]]] = {"lr": {JPEG: 0.1, Operator: 0.5}}
 
     steps: int = 100
@@ -36,38 +34,27 @@ class REDdiff(Solver):
     """The weight λ of the prior."""
 
     @torch.no_grad()
-    def solve(
-        self,
-        y: Tensor,
-        problem: Problem,
-        prior: Denoiser,
-        noise: Noise,
-        callback: Callback | None = None,
-        **parts: Any,
-    ) -> Tensor:
-        schedule = prior.schedule
-        pairs = schedule.pairs(self.steps)
-        shape = image_shape(y, problem)
-        pixels = shape[1] * shape[2] * shape[3]
-        measured = count_measured(y, problem)  # the misfit is a mean over what was measured
+    def solve(self, run: Run) -> Tensor:
+        schedule = run.prior.schedule
+        pixels = run.shape[1] * run.shape[2] * run.shape[3]
+        measured = count_measured(run.y, run.problem)  # the data term is a mean over what was measured
 
-        mu = pseudo_inverse(y, problem).clone()
-        adam = torch.optim.Adam([mu], lr=self.setting("lr", problem), betas=(0.9, 0.99))
-        for i, (t, _) in enumerate(pairs):
-            z = noise.normal(shape)
-            prediction = prior.predict(schedule.add_noise(mu, t, z), t)
-            _, gradient = misfit(problem.operator, mu, y)
+        mu = run.pseudo_inverse().clone()
+        adam = torch.optim.Adam([mu], lr=self.setting("lr", run.problem), betas=(0.9, 0.99))
+        for t, _ in run.steps(schedule.pairs(self.steps)):
+            z = run.normal()
+            prediction = run.prior.predict(schedule.add_noise(mu, t, z), t)
+            _, gradient = residual_and_gradient(run.A, mu, run.y)
             # ∇ of ½ mean (y − Aμ)² + λ √((1−ā)/ā) mean sg(ε̂ − z)·μ
             weight = self.lam * schedule.level(t, mu) / schedule.signal(t, mu)
             mu.grad = gradient / measured + weight * (prediction.noise - z) / pixels
             adam.step()
-            if callback:
-                callback(Step(i, len(pairs), t, mu.clone(), prediction.noise))
+            run.show(mu.clone(), prediction.noise)
         return mu
 
 
 def count_measured(y: Tensor, problem: Problem) -> Tensor:
-    """How many numbers each image's y holds, (B or 1, 1, 1, 1); holes of an inpainting mask are not among them."""
+    """The number of values in each image's y, (B or 1, 1, 1, 1), without the holes of an inpainting mask."""
     observed = problem.operator.observed(y)
     if observed is None:
         return torch.full((1, 1, 1, 1), y[0].numel(), dtype=y.dtype, device=y.device)

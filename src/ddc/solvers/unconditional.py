@@ -4,22 +4,19 @@ The loop of every other solver without its data-consistency line: only the size 
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ddc.noise import Noise
 from ddc.operators.base import Operator
-from ddc.priors import Denoiser
-from ddc.problems import Problem
 from ddc.schedule import Spacing
-from ddc.solvers.base import Callback, Solver, Step, image_shape
+from ddc.solvers.base import Run, Solver
 
 
 @dataclass(frozen=True)
 class Unconditional(Solver):
-    """Draws from the prior and does not look at the measurement: a reference for experiments."""
+    """Samples from the prior and ignores the measurement: a reference for experiments."""
 
     name: ClassVar[str] = "unconditional"
     operators: ClassVar[type] = Operator
@@ -32,27 +29,15 @@ class Unconditional(Solver):
     """Timesteps of the short run: leading (…, 200, 0) or even (999, …, 0)."""
 
     @torch.no_grad()
-    def solve(
-        self,
-        y: Tensor,
-        problem: Problem,
-        prior: Denoiser,
-        noise: Noise,
-        callback: Callback | None = None,
-        **parts: Any,
-    ) -> Tensor:
-        schedule = prior.schedule
-        pairs = schedule.pairs(self.steps, self.spacing)
-        shape = image_shape(y, problem)
-
-        x = noise.normal(shape)  # x_T ~ N(0, I)
-        for i, (t, s) in enumerate(pairs):
-            prediction = prior.predict(x, t)
-            z = noise.normal(shape)
+    def solve(self, run: Run) -> Tensor:
+        schedule = run.prior.schedule
+        x = run.normal()  # x_T ~ N(0, I)
+        for t, s in run.steps(schedule.pairs(self.steps, self.spacing)):
+            prediction = run.prior.predict(x, t)
+            z = run.normal()
             if self.eta is None:
                 x = schedule.posterior(x, prediction.x0, t, s, z, prediction.v)  # DDPM, Algorithm 2
             else:
                 x = schedule.ddim(prediction.x0, prediction.noise, t, s, z, self.eta)  # DDIM, equation 12
-            if callback:
-                callback(Step(i, len(pairs), t, prediction.x0, prediction.noise))
+            run.show(prediction.x0, prediction.noise)
         return x

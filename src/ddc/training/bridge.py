@@ -5,44 +5,51 @@ x_n is drawn between the picture x₀ and its measurement at image size x₁, wi
 """
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ddc.networks import network_config
-from ddc.noise import Noise, derive_seed, on_device
+from ddc.models import PARTS
+from ddc.networks import build_network
+from ddc.noise import Noise, on_device
 from ddc.perceptual import LPIPS
-from ddc.problems import Problem, measure_named
-from ddc.solvers.base import PARTS
+from ddc.presets import BRIDGES, preset
 from ddc.solvers.bridge import Bridge, BridgeSchedule
 from ddc.solvers.i2sb import I2SB
 from ddc.training.data import Draws
 from ddc.training.objectives import Forward, Losses, Objective, call, figures_of
-from ddc.training.tasks import Group, TaskMix, group_draws, make_draws, measure_batch
+from ddc.training.settings import BridgeSettings
+from ddc.training.tasks import MixedOperator, TaskMix, example_run, make_operators, single_task
 
 
 @dataclass
 class BridgeObjective(Objective):
     """The squared error of the bridge network's prediction."""
 
+    settings: BridgeSettings
     bridge: Bridge
-    mix: TaskMix  # the task, and the noise of its measurements
     lpips: LPIPS | None = None
 
     def __post_init__(self) -> None:
-        self.module = self.bridge.unet
-        self.bridge.sigma_max = self.mix.sigma_max
+        self.module, self.model = self.bridge.unet, self.bridge
+        self.mix = TaskMix((single_task(self.settings.task),), self.settings.sigma_max)
+        self.bridge.task, self.bridge.sigma_max = self.settings.task, self.settings.sigma_max
         self.folder = PARTS["bridge"].format(task=self.bridge.task)  # where the solver looks for it
+
+    @classmethod
+    def from_settings(cls, settings: BridgeSettings) -> "BridgeObjective":
+        if settings.init is not None:  # a network of another task is a good start
+            bridge = Bridge.from_pretrained(settings.init)
+        else:
+            config = preset(settings.network, BRIDGES) | {"in_channels": 3, "out_channels": 3}
+            bridge = Bridge(build_network(config), settings.task)
+        return cls(settings, bridge, LPIPS("alex"))
 
     def prepare(self, device: torch.device) -> None:
         if device.type == "cuda":  # a table on the CPU would be copied at each use, and each copy waits
             schedule = self.bridge.schedule
             self.bridge.schedule = BridgeSchedule(schedule.forward.to(device), schedule.backward.to(device))
-        if self.lpips is not None:
-            self.lpips.to(device)
 
     def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
         schedule = self.bridge.schedule
@@ -59,24 +66,10 @@ class BridgeObjective(Objective):
     def _measured(self, x0: Tensor, numbers: list[int], draws: Draws) -> Tensor:
         """y at image size."""
         side = x0.shape[-1]
-        choices = [self.mix.choose(np.random.default_rng((draws.seed, 2, n)), side) for n in numbers]
+        drawn = [self.mix.draw(np.random.default_rng((draws.seed, 2, n)), side) for n in numbers]
         seeds = draws.seeds(numbers, "measure")
-        drawn = make_draws(choices, seeds, side, x0.device)
-        groups = group_draws(drawn, x0.device)
-        y = measure_batch(x0, drawn, seeds, groups)
-
-        def enlarge(group: Group) -> Tensor:
-            return group.problem.operator.to_image(torch.cat([y[i] for i in group.indices]), (side, side))
-
-        return groups.apply(enlarge)
-
-    def model_record(self) -> dict[str, Any]:
-        bridge = self.bridge
-        known = {"task": bridge.task, "sigma_max": bridge.sigma_max}
-        return {"kind": "i2sb", **known, "network": network_config(bridge.unet)}
-
-    def save(self, folder: Path, state: dict[str, Tensor], **options: Any) -> None:
-        self.bridge.save_pretrained(folder, state=state, **options)
+        operator = MixedOperator(make_operators(drawn, seeds, side, x0.device), x0.device)
+        return operator.to_image(operator.measure(x0, drawn, seeds), (side, side))
 
     def describe_batch(self) -> str:
         return f"task {self.bridge.task}"
@@ -84,24 +77,20 @@ class BridgeObjective(Objective):
     @torch.no_grad()
     def validate(self, crops: Tensor, names: list[str]) -> dict[str, list[float]]:
         """PSNR and LPIPS of restorations, and of the measurement at image size that they start from."""
-        size = (crops.shape[-2], crops.shape[-1])
-        problem, y = measure_named(self.bridge.task, self.mix.sigma_max, crops, names)
-        restored = self._restore(problem, y, names)
-        start = problem.operator.to_image(y, size)
+        start, restored = self._restore(crops, names)
         figures = figures_of(self.bridge.task, restored, crops, self.lpips)
         return figures | figures_of("measurement", start, crops, self.lpips)
 
-    def _restore(self, problem: Problem, y: Tensor, names: list[str]) -> Tensor:
-        noise = Noise([derive_seed(1, name) for name in names], device=y.device)
-        none: Any = None  # solvers are called with a prior, and this one has no use for it
-        return I2SB().solve(y, problem, none, noise, bridge=self.bridge).float().clamp(-1, 1)
+    def _restore(self, crops: Tensor, names: list[str]) -> tuple[Tensor, Tensor]:
+        """y at image size, and the restored pictures; the solver does not use a prior."""
+        task, sigma_y = self.bridge.task, self.settings.sigma_max
+        run, start = example_run(task, sigma_y, crops, names, None, bridge=self.bridge)
+        return start, I2SB().solve(run).float().clamp(-1, 1)
 
     @torch.no_grad()
     def pictures(self, crops: Tensor, names: list[str]) -> list[Tensor]:
         """Truth, y at image size, the network's x̂₀ from it in one step, and the restored picture."""
         schedule, last = self.bridge.schedule, self.bridge.schedule.length - 1
-        problem, y = measure_named(self.bridge.task, self.mix.sigma_max, crops, names)
-        x1 = problem.operator.to_image(y, (crops.shape[-2], crops.shape[-1]))
+        x1, restored = self._restore(crops, names)
         x0 = schedule.clean(x1, self.bridge(x1, last), last)
-        columns = [crops, x1, x0, self._restore(problem, y, names)]
-        return list(torch.stack(columns, dim=1).unbind(0))
+        return list(torch.stack([crops, x1, x0, restored], dim=1).unbind(0))

@@ -1,7 +1,7 @@
-"""One plain training loop, on Accelerate: one device, several, or several machines.
+"""One training loop for all objectives, on Accelerate: one device, several, or several machines.
 
-Every random number follows from the seed and a counter, so a run that is killed and resumed ends bit for bit
-where an uninterrupted one does (on the CPU, and wherever the kernels are deterministic).
+Every random number follows from the seed and a counter, so a run that is killed and resumed ends bit for bit where an
+uninterrupted one does (on the CPU, and wherever the kernels are deterministic).
 """
 
 import dataclasses
@@ -12,49 +12,35 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ddc.datasets import find_sources, split_holdout
 from ddc.errors import UserError
 from ddc.networks import write_out_norms
-from ddc.training.checkpoints import latest_checkpoint, read_checkpoint, replacing, write_checkpoint
-from ddc.training.data import Draws, Pictures, centre_crops, find_sources, load_pictures, split_holdout
-from ddc.training.display import Display, Log, write_grid
+from ddc.training.data import Draws, Pictures, centre_crops, load_pictures
 from ddc.training.objectives import Objective
-from ddc.training.settings import LoopSettings
+from ddc.training.output import (
+    Display,
+    Log,
+    latest_checkpoint,
+    read_checkpoint,
+    save_model,
+    weights_fingerprint,
+    write_checkpoint,
+)
+from ddc.training.settings import FREE, LoopSettings
 
-# settings that may change between a run and its resumption
-_FREE = {
-    "checkpoints",
-    "compile",
-    "compile_cache",
-    "data",  # its folder may have moved; that the pictures are the same is checked
-    "export_dtype",
-    "export_every_minutes",
-    "keep",
-    "log_every",
-    "memory_share",
-    "minutes",
-    "out",
-    "pictures_every",
-    "resume",
-    "save_every",
-    "shard_mb",
-    "steps",
-    "stream",
-    "total_minutes",
-    "validate_every",
-    "validation_limit",
-    "workers",
-}
 _GRID_ROWS = 8
 
 
 @dataclass
 class Progress:
-    """Where a run stands."""
+    """The state of a run."""
 
     step: int = 0
     seconds: float = 0.0  # of all calls together
@@ -62,7 +48,7 @@ class Progress:
 
 
 def learning_rate_factor(settings: LoopSettings, step: int, share: float) -> float:
-    """The rate at `step`, as a share of the peak, when `share` of the whole run lies behind."""
+    """The rate at `step`, relative to the peak, when `share` of the whole run is done."""
     warm = min(1.0, (step + 1) / max(settings.warmup, 1))
     share = min(max(share, 0.0), 1.0)
     if settings.schedule == "constant":
@@ -88,9 +74,9 @@ class Average:
 
 
 class Guard:
-    """The first step whose loss was not finite, remembered on the device and told a little later.
+    """The first step whose loss was not finite, recorded on the device and read a little later.
 
-    Asking a GPU at every step would make it wait; the answer is copied while it works on.
+    Reading it from a GPU at every step would make the GPU wait; the value is copied while it works on.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -109,11 +95,17 @@ class Guard:
         return step if step >= 0 else None
 
 
-def train(
-    objective: Objective, settings: LoopSettings, report: Callable[[str], None] | None = None
-) -> Progress:
-    """Train until the steps or the minutes are over; save, export, and say how it went."""
+def train_model(settings: LoopSettings) -> Progress:
+    """Train what the settings describe, with new weights or those of `settings.init`."""
+    module, _, name = settings.objective.partition(":")
+    torch.manual_seed(settings.seed)
+    return train(getattr(import_module(module), name).from_settings(settings))
+
+
+def train(objective: Objective, report: Callable[[str], None] | None = None) -> Progress:
+    """Train until the steps or the minutes of the objective's settings are over; save and export."""
     start = time.monotonic()
+    settings = objective.settings
     for name in ("steps", "batch_size", "accumulate", "crop", "workers", "save_every", "keep", "log_every"):
         if getattr(settings, name) < 1:
             option = name.replace("_", "-")
@@ -134,55 +126,31 @@ def train(
     if cuda:
         torch.backends.cudnn.benchmark = True
     with Display(report, accelerator.is_main_process) as display:
-        return _Run(objective, settings, accelerator, display, start).train()
+        return _Run(objective, accelerator, display, start).train()
 
 
 class _Run:
     """One call of `train`."""
 
-    def __init__(
-        self,
-        objective: Objective,
-        settings: LoopSettings,
-        accelerator: Any,
-        display: Display,
-        start: float,
-    ) -> None:
-        self.objective, self.settings = objective, settings
-        self.accelerator, self.display = accelerator, display
-        self.start, self.main, self.device = start, accelerator.is_main_process, accelerator.device
+    def __init__(self, objective: Objective, accelerator: Any, display: Display, start: float) -> None:
+        self.objective, self.settings = objective, objective.settings
+        self.accelerator, self.display, self.start = accelerator, display, start
+        self.main, self.device = accelerator.is_main_process, accelerator.device
+        settings, rank, world = self.settings, accelerator.process_index, accelerator.num_processes
         self.pictures, self.validation = _load_data(settings, self.device)
-        display.say(
-            f"training on {self.pictures.report()}"
-            + (f", validating on {len(self.validation)}" if self.validation else "")
-        )
-        rank, world = accelerator.process_index, accelerator.num_processes
+        validating = f", validating on {len(self.validation)}" if self.validation else ""
+        display.say(f"training on {self.pictures.report()}{validating}")
         self.draws = Draws(self.pictures, settings.crop, settings.seed, rank, world, settings.flip)
         self.progress = Progress()
-        self.record = _settings_record(settings) | {
-            "pictures": self.pictures.fingerprint(),
-            "processes": world,
-            **objective.identity(),
-        }
+        self.record = {k: v for k, v in _as_json(dataclasses.asdict(settings)).items() if k not in FREE}
+        self.record |= {"pictures": self.pictures.fingerprint(), "processes": world}
+        self.record |= {f"weights of the {k}": weights_fingerprint(v) for k, v in objective.frozen().items()}
 
-        objective.prepare(self.device)
-        self.module = objective.module.to(self.device)
-        self.module.train().requires_grad_(True)
-        cuda = self.device.type == "cuda"
-        if cuda:
-            self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        options: dict[str, Any] = {"fused": True} if cuda else {}
-        optimiser = torch.optim.AdamW(
-            self.module.parameters(),
-            settings.learning_rate,
-            settings.betas,
-            weight_decay=settings.weight_decay,
-            **options,
-        )
+        self.module, optimiser = self._prepare_module()
         self.average = Average(self.module, settings.ema)
         self._resume(optimiser)
         if settings.compile:
-            _load_compile_cache(settings, display.say)
+            _load_compile_cache(settings.compile_cache, display.say)
             write_out_norms(self.module).compile(dynamic=False)
         self.forward, self.optimiser = accelerator.prepare(self.module, optimiser)
 
@@ -191,44 +159,39 @@ class _Run:
         self.stepping, self.saving = 0.0, sum(p.numel() for p in self.module.parameters()) * 16 / 2e8
         self.guard = Guard(self.device)
         self.recent: deque[tuple[int, str]] = deque(maxlen=64)  # steps and what was in their batches
+        self.log = Log(settings.out) if self.main else None
+
+    def _prepare_module(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        self.objective.prepare(self.device)
+        if self.objective.lpips is not None:
+            self.objective.lpips.to(self.device)
+        module = self.objective.module.to(self.device)
+        module.train().requires_grad_(True)
+        options: dict[str, Any] = {"weight_decay": self.settings.weight_decay}
+        if self.device.type == "cuda":
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            options["fused"] = True
+        rate, betas = self.settings.learning_rate, self.settings.betas
+        return module, torch.optim.AdamW(module.parameters(), rate, betas, **options)
 
     # -- the loop --------------------------------------------------------------------------------------------
 
     def train(self) -> Progress:
-        settings, progress, display = self.settings, self.progress, self.display
-        log = Log(settings.out) if self.main else None
-        first_step, first_share = progress.step, self._share()
-        first = last_export = time.monotonic()
-        last_log = (first, progress.step)
+        settings, progress = self.settings, self.progress
+        first_step = progress.step
+        self.first = self.last_log = (time.monotonic(), progress.step, self._share())
+        last_export = self.first[0]
         share, stop = self._agree()
         while not stop:
             begun = time.monotonic()
             rate = settings.learning_rate * learning_rate_factor(settings, progress.step, share)
             terms = self._step(rate)
             self._check(wait=False)
-
-            step = progress.step
-            if step % settings.log_every == 0 or step == first_step + 1:
-                self._check(wait=True)
-                values = torch.stack([v.detach().float() for v in terms.values()])
-                figures = dict(zip(terms, self.accelerator.reduce(values, "mean").tolist(), strict=True))
-                now = time.monotonic()
-                pictures = settings.batch_size * settings.accumulate * self.accelerator.num_processes
-                speed = (step - last_log[1]) * pictures / max(now - last_log[0], 1e-9)
-                figures |= {"step": step, "rate": rate, "images_per_second": speed}
-                last_log = (now, step)
-                progress.history.append(figures)
-                behind = self._share()
-                left = (now - first) * (1 - behind) / max(behind - first_share, 1e-9)
-                display.progress(figures, behind, left)
-                if log is not None:
-                    log.write(figures)
+            if self._due(settings.log_every) or progress.step == first_step + 1:
+                self._log(terms, rate)
             self.stepping = time.monotonic() - begun
-            if settings.validate_every and step % settings.validate_every == 0:
-                self._look(log, validate=True, pictures=False)
-            if settings.pictures_every and step % settings.pictures_every == 0:
-                self._look(log, validate=False, pictures=True)
-            if step % settings.save_every == 0:
+            self._examine(self._due(settings.validate_every), self._due(settings.pictures_every))
+            if self._due(settings.save_every):
                 self._save()
             every = settings.export_every_minutes
             if every and time.monotonic() - last_export > 60 * every and self.main:
@@ -239,23 +202,21 @@ class _Run:
         self._check(wait=True)
         self._save()
         if settings.compile and self.main:
-            _save_compile_cache(settings)
-        unseen = [
-            every == 0 or progress.step % every > 0
-            for every in (settings.validate_every, settings.pictures_every)
-        ]
-        self._look(log, validate=unseen[0], pictures=settings.pictures_every > 0 and unseen[1])
-        if log is not None:
-            log.close()
-        passed = (time.monotonic() - self.start) / 60
-        display.say(
-            f"stopped at step {progress.step} after {passed:.1f} minutes; model in "
-            f"{settings.out / self.objective.folder}"
-        )
+            _save_compile_cache(settings.compile_cache)
+        wants_pictures = settings.pictures_every > 0 and not self._due(settings.pictures_every)
+        self._examine(not self._due(settings.validate_every), wants_pictures)
+        if self.log is not None:
+            self.log.close()
+        minutes = (time.monotonic() - self.start) / 60
+        where = settings.out / self.objective.folder
+        self.display.say(f"stopped at step {progress.step} after {minutes:.1f} minutes; model in {where}")
         return progress
 
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.progress.step % every == 0
+
     def _step(self, rate: float) -> dict[str, Tensor]:
-        """One optimiser step. One whose loss or gradient is not finite leaves the weights alone."""
+        """One optimiser step. If the loss or the gradient is not finite, the weights stay as they are."""
         settings, accelerator, optimiser = self.settings, self.accelerator, self.optimiser
         for group in optimiser.param_groups:
             group["lr"] = rate
@@ -263,9 +224,7 @@ class _Run:
         terms: dict[str, Tensor] = {}
         for _ in range(settings.accumulate):
             with accelerator.accumulate(self.forward), accelerator.autocast():
-                terms = self.objective.losses(
-                    self.forward, self.draws, settings.batch_size, self.progress.step
-                )
+                terms = self.objective.losses(self.forward, self.draws, settings.batch_size, self.progress.step)
                 good = good & terms["loss"].detach().isfinite()
                 accelerator.backward(terms["loss"])
                 if accelerator.sync_gradients:
@@ -273,10 +232,8 @@ class _Run:
                     # a loss scale that is too large is no failure; its own scaler skips that step
                     if accelerator.scaler is None:
                         good = good & terms["gradient"].isfinite()
-                        if self.device.type == "cuda":
-                            optimiser.optimizer.found_inf = (
-                                ~good
-                            ).float()  # the fused step then does nothing
+                        if self.device.type == "cuda":  # the fused step then does nothing
+                            optimiser.optimizer.found_inf = (~good).float()
                         elif not bool(good):
                             optimiser.zero_grad()  # without gradients nothing is updated
                 optimiser.step()
@@ -288,7 +245,7 @@ class _Run:
         return terms
 
     def _check(self, wait: bool) -> None:
-        """Stop a run whose loss is no number, with the state before that step."""
+        """Stop a run whose loss is not finite, with the state before that step."""
         if self.accelerator.num_processes > 1:
             if not wait:  # saving takes all processes, so that they must learn of it together
                 return
@@ -306,17 +263,32 @@ class _Run:
             "look at that batch"
         )
 
+    def _log(self, terms: dict[str, Tensor], rate: float) -> None:
+        self._check(wait=True)
+        values = torch.stack([v.detach().float() for v in terms.values()])
+        figures = dict(zip(terms, self.accelerator.reduce(values, "mean").tolist(), strict=True))
+        now, step, share = time.monotonic(), self.progress.step, self._share()
+        pictures = self.settings.batch_size * self.settings.accumulate * self.accelerator.num_processes
+        speed = (step - self.last_log[1]) * pictures / max(now - self.last_log[0], 1e-9)
+        self.last_log = (now, step, share)
+        figures |= {"step": step, "rate": rate, "images_per_second": speed}
+        self.progress.history.append(figures)
+        left = (now - self.first[0]) * (1 - share) / max(share - self.first[2], 1e-9)
+        self.display.progress(figures, share, left)
+        if self.log is not None:
+            self.log.write(figures)
+
     # -- time ------------------------------------------------------------------------------------------------
 
     def _share(self) -> float:
-        """How much of the whole run lies behind."""
+        """The share of the whole run that is done."""
         if self.settings.total_minutes is not None:
             seconds = self.seconds_before + time.monotonic() - self.start
             return seconds / (60 * self.settings.total_minutes)
         return self.progress.step / self.settings.steps
 
     def _agree(self) -> tuple[float, bool]:
-        """The share that lies behind and whether to stop, the same on all processes: their clocks differ."""
+        """The share that is done and whether to stop, the same on all processes: their clocks differ."""
         share, minutes = self._share(), self.settings.minutes
         # another step, and the save after it, must be in time as well
         end = time.monotonic() - self.start + self.stepping + 1.5 * self.saving
@@ -324,10 +296,9 @@ class _Run:
         stop = share >= 1 or late
         if self.accelerator.num_processes == 1:
             return share, stop
-        mine = torch.tensor(
-            [share if self.main else 0.0, float(stop)], dtype=torch.float64, device=self.device
-        )
-        share, stops = self.accelerator.reduce(mine, "sum").tolist()
+        own = [share if self.main else 0.0, float(stop)]
+        own_values = torch.tensor(own, dtype=torch.float64, device=self.device)
+        share, stops = self.accelerator.reduce(own_values, "sum").tolist()
         return share, stops > 0
 
     # -- states ----------------------------------------------------------------------------------------------
@@ -343,8 +314,13 @@ class _Run:
         self.accelerator.wait_for_everyone()
         self.saving = time.monotonic() - begun
 
-    def _write(self, folder: Any) -> None:
-        """The full state. Each process has pictures of its own in flight; the main one writes them all."""
+    def _export(self) -> None:
+        objective, settings = self.objective, self.settings
+        out, how = settings.out / objective.folder, (settings.export_dtype, settings.shard_mb)
+        save_model(objective.model, out, self.average.state, objective.remarks(), *how)
+
+    def _write(self, folder: Path) -> None:
+        """Write the full state. Each process has its own pictures in its batch; the main one writes them all."""
         kept = {k: self.accelerator.gather(v) for k, v in self.objective.tensors().items()}
         position = torch.tensor([self.draws.position], device=self.device)
         positions = self.accelerator.gather(position).tolist()
@@ -363,7 +339,11 @@ class _Run:
             "position": positions[0],
             "positions": positions,
             "settings": self.record,
-            "model": self.objective.model_record(),
+            "model": {
+                "class": type(self.objective.model).__name__,
+                "folder": self.objective.folder,
+                "remarks": self.objective.remarks(),
+            },
         }
         write_checkpoint(folder, f"step-{self.progress.step:08d}", tensors, record, self.settings.keep)
 
@@ -381,18 +361,14 @@ class _Run:
             )
         self.module.load_state_dict(tensors["weights"])
         self.average.state = {k: v.to(self.device) for k, v in tensors["average"].items()}
-        moments: dict[int, dict[str, Tensor]] = {}
+        # moments must have the memory layout of their parameter; a fused optimiser counts steps on the device
+        counter = self.device if optimiser.defaults.get("fused") else torch.device("cpu")
+        parameters = list(self.module.parameters())
         for key, value in tensors.get("optimiser", {}).items():
             index, name = key.split(".", 1)
-            moments.setdefault(int(index), {})[name] = value
-        # moments must lie in memory as their parameter does; a fused optimiser counts steps on the device
-        counter = self.device if optimiser.defaults.get("fused") else torch.device("cpu")
-        for i, parameter in enumerate(self.module.parameters()):
-            if i in moments:
-                optimiser.state[parameter] = {
-                    k: torch.empty_like(parameter).copy_(v) if v.dim() else v.to(counter)
-                    for k, v in moments[i].items()
-                }
+            parameter = parameters[int(index)]
+            moment = torch.empty_like(parameter).copy_(value) if value.dim() else value.to(counter)
+            optimiser.state[parameter][name] = moment
         self.progress.step, self.progress.seconds = record["step"], record["seconds"]
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         self.draws.position = record.get("positions", [record["position"]] * world)[rank]
@@ -400,85 +376,75 @@ class _Run:
         self.objective.restore(kept, self.draws)
         self.display.say(f"resumed from {path} at step {self.progress.step}")
 
-    def _export(self) -> None:
-        settings = self.settings
-        dtype = torch.float16 if settings.export_dtype == "fp16" else torch.float32
-        with replacing(settings.out / self.objective.folder) as folder:
-            self.objective.save(folder, self.average.state, dtype=dtype, shard_mb=settings.shard_mb)
+    # -- validation ------------------------------------------------------------------------------------------
 
-    # -- what people look at ---------------------------------------------------------------------------------
-
-    def _look(self, log: Log | None, validate: bool, pictures: bool) -> None:
-        """Figures and pictures of the averaged weights; the weights in training are put back after."""
-        if log is not None:
-            module, settings, step = self.module, self.settings, self.progress.step
+    def _examine(self, validate: bool, pictures: bool) -> None:
+        """Metrics and example pictures of the averaged weights; the weights in training are put back."""
+        if not (validate or pictures):
+            return
+        if self.log is not None:
+            module = self.module
             current = {k: v.clone() for k, v in module.state_dict().items()}
             module.load_state_dict({k: v.to(current[k].dtype) for k, v in self.average.state.items()})
             module.eval()
-            # a compiled network would be compiled anew for other batches
+            # a compiled network would be compiled again for other batches
             eager = torch.compiler.set_stance("force_eager")
             kind = self.device.type
             with eager, torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
                 if validate and self.validation is not None:
-                    self._validate(log)
+                    self._validate(self.validation, self.log)
                 if pictures:
                     held = self.validation or self.pictures
-                    crops, names = next(centre_crops(held, settings.crop, _GRID_ROWS, _GRID_ROWS))
-                    rows = self.objective.pictures(crops, names)
-                    write_grid(settings.out / "pictures" / f"step-{step:08d}.png", rows)
+                    crops, names = next(centre_crops(held, self.settings.crop, _GRID_ROWS, _GRID_ROWS))
+                    self.log.write_pictures(self.progress.step, self.objective.pictures(crops, names))
             module.load_state_dict(current)
             module.train()
         self.accelerator.wait_for_everyone()
 
-    def _validate(self, log: Log) -> None:
-        assert self.validation is not None
+    def _validate(self, validation: Pictures, log: Log) -> None:
         step, totals = self.progress.step, dict[str, list[float]]()
-        for crops, names in centre_crops(self.validation, self.settings.crop, self.settings.batch_size):
+        for crops, names in centre_crops(validation, self.settings.crop, self.settings.batch_size):
             for key, values in self.objective.validate(crops, names).items():
                 totals.setdefault(key, []).extend(values)
-        means = {f"validation/{k}": sum(v) / len(v) for k, v in totals.items()}
-        shown = "  ".join(f"{k.removeprefix('validation/')} {v:.4g}" for k, v in means.items())
-        self.display.say(f"step {step} validation on {len(self.validation)}: {shown}")
-        log.write({"step": step, **means})
-        self.progress.history.append({"step": step, **means})
+        means = {key: sum(values) / len(values) for key, values in totals.items()}
+        shown = "  ".join(f"{key} {value:.4g}" for key, value in means.items())
+        self.display.say(f"step {step} validation on {len(validation)}: {shown}")
+        figures = {"step": step} | {f"validation/{key}": value for key, value in means.items()}
+        log.write(figures)
+        self.progress.history.append(figures)
 
 
 def _load_data(settings: LoopSettings, device: torch.device) -> tuple[Pictures, Pictures | None]:
+    """The pictures for training and for validation."""
     sources, held = split_holdout(find_sources(settings.data), settings.holdout)
     if settings.validation is not None:
         held = find_sources([settings.validation])
     if not sources:
-        raise UserError(
-            f"--holdout {settings.holdout} keeps every picture out of training; choose a larger number"
-        )
+        raise UserError(f"--holdout {settings.holdout} keeps every picture out of training; choose a larger number")
     how = (settings.crop, device, settings.stream, settings.workers, settings.memory_share)
     validation = load_pictures(held[: settings.validation_limit], *how) if held else None
     return load_pictures(sources, *how), validation
 
 
-def _settings_record(settings: LoopSettings) -> dict[str, Any]:
-    record = {k: v for k, v in dataclasses.asdict(settings).items() if k not in _FREE}
+def _as_json(record: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(record, default=str)))
 
 
 def _differences(now: dict[str, Any], then: dict[str, Any], settings: LoopSettings) -> list[str]:
-    """What differs. An option that did not exist then counts as its default; other new marks are let pass."""
-    defaults = {f.name: f.default for f in dataclasses.fields(settings)}
-    defaults = json.loads(json.dumps(defaults, default=str))
+    """What differs. An option that did not exist then counts as its default; other new entries are ignored."""
+    defaults = _as_json({f.name: f.default for f in dataclasses.fields(settings)})
     then = {k: then.get(k, defaults.get(k, value)) for k, value in now.items()}
     return [f"{k} was {then[k]!r} and is {now[k]!r}" for k in sorted(now) if now[k] != then[k]]
 
 
-def _load_compile_cache(settings: LoopSettings, say: Callable[[str], None]) -> None:
-    if settings.compile_cache is not None and settings.compile_cache.is_file():
-        torch.compiler.load_cache_artifacts(settings.compile_cache.read_bytes())
-        say(f"compiled kernels loaded from {settings.compile_cache}")
+def _load_compile_cache(path: Path | None, say: Callable[[str], None]) -> None:
+    if path is not None and path.is_file():
+        torch.compiler.load_cache_artifacts(path.read_bytes())
+        say(f"compiled kernels loaded from {path}")
 
 
-def _save_compile_cache(settings: LoopSettings) -> None:
-    if settings.compile_cache is None:
-        return
-    artifacts = torch.compiler.save_cache_artifacts()
-    if artifacts is not None:
-        settings.compile_cache.parent.mkdir(parents=True, exist_ok=True)
-        settings.compile_cache.write_bytes(artifacts[0])
+def _save_compile_cache(path: Path | None) -> None:
+    artifacts = torch.compiler.save_cache_artifacts() if path is not None else None
+    if path is not None and artifacts is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(artifacts[0])

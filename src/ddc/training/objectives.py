@@ -3,10 +3,8 @@
 An objective owns the module that is trained, draws its own batches, and returns named loss terms.
 """
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 from ddc.perceptual import LPIPS
 from ddc.training.data import Draws
+from ddc.training.settings import LoopSettings
 
 Losses = dict[str, Tensor]
 Forward = Callable[..., Tensor]
@@ -22,50 +21,54 @@ Forward = Callable[..., Tensor]
 class Objective(ABC):
     """The loss of one kind of training."""
 
+    settings: LoopSettings
     module: nn.Module  # what is trained
-    folder: str = "model"  # where in the run's folder the inference model is written
+    model: Any  # the model that it is a part of, with from_pretrained and save_pretrained
+    folder: str = "model"  # of the exported model, in the run's folder
+    lpips: LPIPS | None = None
+
+    @classmethod
+    @abstractmethod
+    def from_settings(cls, settings: Any) -> "Objective":
+        """The objective of a run, with a new network or that of `settings.init`."""
 
     @abstractmethod
     def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
-        """The terms of one batch, "loss" (what is minimised) among them. `forward` is the wrapped module."""
+        """The terms of one batch; "loss" is the one that is minimised. `forward` is the wrapped module."""
 
-    @abstractmethod
-    def save(self, folder: Path, state: dict[str, Tensor], **options: Any) -> None:
-        """Write an inference model with the given weights of `module`."""
-
-    @abstractmethod
-    def model_record(self) -> dict[str, Any]:
-        """What `ddc.training.export` needs to write that model from a checkpoint alone."""
+    def remarks(self) -> dict[str, Any]:
+        """What the configuration of the exported model states beside what `model` needs."""
+        return {}
 
     def prepare(self, device: torch.device) -> None:
-        """Bring what is used beside `module` to the device."""
+        """Move what is used beside `module` and `lpips` to the device."""
 
-    def identity(self) -> dict[str, str]:
-        """What must be the same when a run is resumed, beside its settings."""
+    def frozen(self) -> dict[str, nn.Module]:
+        """Networks that must be the same when a run is resumed, by their names."""
         return {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """What else must survive a checkpoint; the first dimension is the batch."""
+        """What else a checkpoint must hold; the first dimension is the batch."""
         return {}
 
     def restore(self, tensors: dict[str, Tensor], draws: Draws) -> None:
-        """Put `tensors()` back."""
+        """Load `tensors()` of a checkpoint."""
 
     def describe_batch(self) -> str:
-        """What the last batch was, for the message when a loss is not finite."""
+        """A description of the last batch, for the message when a loss is not finite."""
         return ""
 
     @abstractmethod
     def validate(self, crops: Tensor, names: list[str]) -> dict[str, list[float]]:
-        """Figures for held-out pictures, one number per picture and figure."""
+        """Metrics of validation pictures, one number for each picture."""
 
     @abstractmethod
     def pictures(self, crops: Tensor, names: list[str]) -> list[Tensor]:
-        """What to look at: for each picture a row (k, 3, H, W), from truth to result."""
+        """Examples: for each picture a row (k, 3, H, W), from the truth to the result."""
 
 
 def call(forward: Forward, x: Tensor, t: Tensor) -> Tensor:
-    """The raw output of a (possibly wrapped) U-Net."""
+    """The output of a U-Net, which may be wrapped."""
     out = forward(x, t)
     return out if isinstance(out, Tensor) else out.sample
 
@@ -78,11 +81,3 @@ def figures_of(name: str, x: Tensor, truth: Tensor, lpips: LPIPS | None) -> dict
         with torch.autocast(x.device.type, enabled=False):
             figures[f"{name}/lpips"] = lpips(x, truth).tolist()
     return figures
-
-
-def fingerprint(module: nn.Module) -> str:
-    """A short hash of the beginning of every tensor: enough to tell one trained network from another."""
-    digest = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
-        digest.update(name.encode() + tensor.flatten()[:64].float().cpu().numpy().tobytes())
-    return digest.hexdigest()[:12]

@@ -2,30 +2,55 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ddc.networks import network_config
+from ddc.errors import UserError
+from ddc.networks import build_network
 from ddc.noise import Noise, on_device
-from ddc.priors import Prior
+from ddc.presets import PRIORS, preset
+from ddc.priors import Prior, schedule_from_config, scheduler_config
 from ddc.schedule import Schedule
 from ddc.training.data import Draws
 from ddc.training.objectives import Forward, Losses, Objective, call, figures_of
+from ddc.training.settings import PriorSettings
+
+VARIATIONAL_WEIGHT = 1e-3  # of the bound that trains a learned variance (2102.09672, L_hybrid)
 
 
 @dataclass
 class PriorObjective(Objective):
-    """MSE of the target with min-SNR-γ weights (2303.09556); `snr_gamma` None is the plain ε loss."""
+    """MSE of the target with min-SNR-γ weights (2303.09556); `snr_gamma` 0 is the plain loss of the target."""
 
+    settings: PriorSettings
     prior: Prior
-    snr_gamma: float | None = 5.0
-    variational_weight: float = 1e-3  # of the bound that trains a learned variance (2102.09672, L_hybrid)
 
     def __post_init__(self) -> None:
-        self.module = self.prior.unet
+        self.module, self.model = self.prior.unet, self.prior
+
+    @classmethod
+    def from_settings(cls, settings: PriorSettings) -> "PriorObjective":
+        prediction, clamp, learned = settings.prediction, settings.clamp, settings.learned_variance
+        scheduler = scheduler_config(1000, settings.beta_schedule, prediction, clamp, learned)
+        if settings.init is None:
+            outputs = {"in_channels": 3, "out_channels": 6 if learned else 3}
+            unet = build_network(preset(settings.network, PRIORS) | outputs)
+        else:
+            start = Prior.from_pretrained(settings.init)
+            unet, then = start.unet, start.scheduler_config
+            keys = ("num_train_timesteps", "beta_schedule", "prediction_type", "variance_type")
+            different = [
+                f"{key} was {then[key]} and is {scheduler[key]}"
+                for key in keys
+                if key in then and then[key] != scheduler[key]
+            ]
+            if different:
+                raise UserError(
+                    f"the prior in {settings.init} was trained otherwise: {'; '.join(different)}. Use the same "
+                    "options, or leave --init out"
+                )
+        return cls(settings, Prior(unet, schedule_from_config(scheduler), prediction, clamp, scheduler))
 
     def prepare(self, device: torch.device) -> None:
         if device.type == "cuda":  # a table on the CPU would be copied at each use, and each copy waits
@@ -43,18 +68,20 @@ class PriorObjective(Objective):
             raw, v_raw = raw.chunk(2, dim=1)
             v = ((v_raw + 1) / 2).clamp(0, 1)
         a = schedule.alpha_bar(t, x0)
-        target = {
-            "epsilon": z,
-            "v_prediction": a.sqrt() * z - (1 - a).sqrt() * x0,
-            "sample": x0,
+        snr = (a / (1 - a)).flatten()
+        target, scale = {
+            "epsilon": (z, snr),
+            "v_prediction": (a.sqrt() * z - (1 - a).sqrt() * x0, snr + 1),
+            "sample": (x0, torch.ones_like(snr)),
         }[self.prior.prediction_type]
         error = (raw - target).square().mean(dim=(1, 2, 3))
-        loss = (self._weights(a.flatten()) * error).mean()
+        gamma = self.settings.snr_gamma
+        weights = snr.clamp(max=gamma) / scale if gamma else torch.ones_like(snr)
+        loss = (weights * error).mean()
         terms = {"mse": error.mean().detach()}
         if v is not None:
-            prediction = raw.detach()
-            bound = variational_bound(schedule, x0, x, self._x0(x, prediction, a), t, v)
-            loss = loss + self.variational_weight * bound
+            bound = variational_bound(schedule, x0, x, self._x0(x, raw.detach(), a), t, v)
+            loss = loss + VARIATIONAL_WEIGHT * bound
             terms["bound"] = bound.detach()
         return {"loss": loss, **terms}
 
@@ -63,37 +90,14 @@ class PriorObjective(Objective):
             return (x - (1 - a).sqrt() * raw) / a.sqrt()
         return a.sqrt() * x - (1 - a).sqrt() * raw if self.prior.prediction_type == "v_prediction" else raw
 
-    def _weights(self, a: Tensor) -> Tensor:
-        if self.snr_gamma is None:
-            return torch.ones_like(a)
-        snr = a / (1 - a)
-        clipped = snr.clamp(max=self.snr_gamma)
-        return (
-            clipped
-            / {"epsilon": snr, "v_prediction": snr + 1, "sample": torch.ones_like(snr)}[
-                self.prior.prediction_type
-            ]
-        )
-
-    def model_record(self) -> dict[str, Any]:
-        return {
-            "kind": "prior",
-            "network": network_config(self.prior.unet),
-            "scheduler": self.prior.scheduler_config,
-        }
-
-    def save(self, folder: Path, state: dict[str, Tensor], **options: Any) -> None:
-        self.prior.save_pretrained(folder, state=state, **options)
-
     @torch.no_grad()
     def validate(self, crops: Tensor, names: list[str]) -> dict[str, list[float]]:
         """PSNR of x̂0 at the timesteps that a run of five steps visits."""
-        figures: dict[str, list[float]] = {}
         n = self.prior.schedule.train_steps
-        for t in (n // 5, 2 * n // 5, 3 * n // 5, 4 * n // 5):
-            x0 = self._denoise(crops, t)[1]
-            figures[f"psnr_t{t}"] = figures_of("x0", x0, crops, None)["x0/psnr"]
-        return figures
+        return {
+            f"psnr_t{t}": figures_of("x0", self._denoise(crops, t)[1], crops, None)["x0/psnr"]
+            for t in (n // 5, 2 * n // 5, 3 * n // 5, 4 * n // 5)
+        }
 
     def _denoise(self, crops: Tensor, t: int) -> tuple[Tensor, Tensor]:
         z = Noise([t + i for i in range(len(crops))], device=crops.device).normal(crops.shape)
@@ -108,9 +112,7 @@ class PriorObjective(Objective):
         return list(torch.stack(columns, dim=1).unbind(0))
 
 
-def variational_bound(
-    schedule: Schedule, x0: Tensor, x: Tensor, x0_hat: Tensor, t: Tensor, v: Tensor
-) -> Tensor:
+def variational_bound(schedule: Schedule, x0: Tensor, x: Tensor, x0_hat: Tensor, t: Tensor, v: Tensor) -> Tensor:
     """KL(q(x_{t−1} | x_t, x_0) ‖ p(x_{t−1} | x_t)) in bits per number; t = 0 is left out (its q has no width)."""
     s = t - 1
     mean_q = schedule.posterior_mean(x, x0, t, s)

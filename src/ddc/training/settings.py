@@ -1,24 +1,26 @@
-"""How to train, whatever is trained. (Apart from the loop, so that the command line can show it quickly.)"""
+"""The settings of training. This module does not import torch, so that the command line shows them quickly."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
-    """How to train, whatever is trained."""
+    """The settings that all kinds of training share."""
+
+    objective: ClassVar[str]  # module:class of what is minimised
 
     data: tuple[Path, ...]
     """Folders, tar archives, Parquet or Arrow files of a Hugging Face dataset, or pictures to train on."""
     out: Path
-    """Folder of the run: checkpoints, logs and the exported model."""
+    """Folder for checkpoints, logs and the exported model."""
     steps: int = 10_000
-    """Optimiser steps; the end of the schedule unless --total-minutes is given."""
+    """Optimiser steps; the schedule ends with them unless --total-minutes is given."""
     minutes: float | None = None
-    """Stop and save within this many minutes of this call."""
+    """Stop and save within this many minutes from now."""
     total_minutes: float | None = None
-    """Fit the schedule to this many minutes, summed over resumed calls, instead of --steps."""
+    """Fit the schedule to this many minutes, summed over resumed runs, instead of --steps."""
     batch_size: int = 32
     """Pictures per process and forward pass."""
     accumulate: int = 1
@@ -28,60 +30,158 @@ class LoopSettings:
     flip: bool = True
     """Mirror half of the crops."""
     stream: Literal["auto", "on", "off"] = "auto"
-    """Decode pictures when they are needed, instead of once; auto does where they do not fit."""
+    """Decode pictures when they are needed instead of once at the start; auto does so if they do not fit in memory."""
     workers: int = 8
     """Threads that decode pictures."""
     memory_share: float = 0.3
-    """Share of the device's memory that decoded pictures may take, with --stream auto."""
+    """Share of the device's memory that decoded pictures may use, with --stream auto."""
     learning_rate: float = 1e-4
     """Peak learning rate of AdamW."""
     schedule: Literal["cosine", "constant", "decay"] = "cosine"
-    """Learning rate: cosine to zero, constant, or constant with a final linear decay."""
+    """Learning rate schedule: cosine to zero, constant, or constant with a final linear decay."""
     decay_share: float = 0.3
-    """With --schedule decay: the last share of the run in which the rate falls to zero."""
+    """With --schedule decay: share of the run, at its end, in which the rate falls to zero."""
     warmup: int = 200
     """Optimiser steps of linear warm-up."""
     betas: tuple[float, float] = (0.9, 0.99)
-    """AdamW's moment decays."""
+    """Betas of AdamW."""
     weight_decay: float = 1e-6
-    """AdamW's weight decay."""
+    """Weight decay of AdamW."""
     clip: float = 1.0
-    """Largest gradient norm."""
+    """Maximum gradient norm."""
     ema: float = 0.9999
-    """Decay of the averaged weights that are exported; warmed up as (1 + n)/(10 + n)."""
+    """Decay of the averaged weights, which are exported; warmed up as (1 + n)/(10 + n)."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic of the networks; auto is bf16 on CUDA and fp32 elsewhere."""
+    """Precision of the networks; auto is bf16 on CUDA and fp32 elsewhere."""
     compile: bool = False
-    """Compile the networks (CUDA; costs one to three minutes at the start)."""
+    """Compile the networks (CUDA; takes one to three minutes at the start)."""
     compile_cache: Path | None = None
-    """File that keeps compiled kernels between calls."""
+    """File that keeps compiled kernels between runs."""
     seed: int = 0
-    """Seed of everything random."""
+    """Seed of all random numbers."""
     resume: bool = True
-    """Go on from the latest checkpoint of --out, if there is one; --no-resume begins again."""
+    """Continue from the latest checkpoint in --out, if there is one; --no-resume starts again."""
     init: Path | None = None
-    """Start from the exported model in this folder, with its network; a checkpoint in --out goes before it."""
+    """Start from the exported model in this folder; ignored if --out has a checkpoint to resume."""
     save_every: int = 1000
     """Optimiser steps between checkpoints."""
     keep: int = 2
-    """Checkpoints kept."""
+    """Number of checkpoints to keep."""
     export_every_minutes: float | None = None
-    """Also write the exported model this often."""
+    """Also write the exported model every so many minutes."""
     export_dtype: Literal["fp32", "fp16"] = "fp16"
-    """Number format of the exported model."""
+    """Data type of the exported weights."""
     shard_mb: float | None = None
-    """Largest safetensors file of the exported model, in megabytes."""
+    """Maximum size of a safetensors file of the exported model, in megabytes."""
     log_every: int = 50
     """Optimiser steps between log lines."""
     holdout: int = 0
-    """Keep files whose number divides by this out of training, for validation; 0 keeps none."""
+    """Keep files whose number is a multiple of this for validation; 0 keeps none."""
     validation: Path | None = None
     """Validation pictures, instead of --holdout."""
     validate_every: int = 0
-    """Optimiser steps between validations; 0 only at the end."""
+    """Optimiser steps between validations; 0 validates only at the end."""
     validation_limit: int = 64
-    """Most pictures to validate on."""
+    """Maximum number of validation pictures."""
     pictures_every: int = 1000
-    """Optimiser steps between grids of pictures to look at; 0 makes none."""
+    """Optimiser steps between grids of example pictures; 0 writes none."""
     checkpoints: bool = True
-    """Write full training states (off where only the exported model can be kept)."""
+    """Write full training states; --no-checkpoints writes only the exported model."""
+
+
+# settings that may change when a run is resumed; the pictures in `data` are compared by themselves
+FREE = {"checkpoints", "compile", "compile_cache", "data", "export_dtype", "export_every_minutes", "keep"}
+FREE |= {"log_every", "memory_share", "minutes", "out", "pictures_every", "resume", "save_every", "shard_mb"}
+FREE |= {"steps", "stream", "total_minutes", "validate_every", "validation_limit", "workers"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorSettings(LoopSettings):
+    """Train a prior by denoising (DDPM)."""
+
+    objective = "ddc.training.prior:PriorObjective"
+
+    network: str = "compact"
+    """Preset (compact, adm-256) or a JSON file with the network's configuration."""
+    prediction: Literal["v_prediction", "epsilon", "sample"] = "v_prediction"
+    """What the network predicts."""
+    beta_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
+    """Noise schedule."""
+    clamp: float | None = None
+    """Clamp x̂0 to ± this value whenever the prior is used."""
+    snr_gamma: float = 5.0
+    """γ of the min-SNR weights; 0 is the unweighted loss."""
+    learned_variance: bool = False
+    """Also learn the variance of the reverse step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDCSettings(LoopSettings):
+    """Train a data-consistency network on a frozen prior (Algorithm 2 of the paper)."""
+
+    objective = "ddc.training.ddc:DDCObjective"
+
+    prior: Path
+    """Folder of the frozen prior."""
+    network: str = "compact"
+    """Preset (compact, paper) or a JSON file with the network's configuration."""
+    tasks: str = "sr4,sr8,gauss,inpaint92,jpeg10,denoise"
+    """Tasks and ranges of tasks (jpeg5-95, gauss0.5-4, sr2-8, inpaint30-95, disc1-6, motion5-25, box32-128), each with an optional weight and LPIPS weight: inpaint92:weight=3:lpips=0.4."""
+    sigma_max: float = 0.05
+    """Maximum noise of the measurements, in [0, 1] units; drawn uniformly from 0."""
+    noiseless_share: float = 0.0
+    """Share of the measurements without noise."""
+    wide_tasks: str = ""
+    """A second mix of tasks, with its own noise and share."""
+    wide_share: float = 0.5
+    """Share of the measurements from --wide-tasks, if given."""
+    wide_sigma_max: float = 0.1
+    """Maximum noise for --wide-tasks."""
+    eight_bit_share: float = 0.5
+    """Share of the noiseless measurements of --wide-tasks that are rounded to 8 bits."""
+    w_mse: float = 1.0
+    """Weight of the mean squared error."""
+    w_lpips: float = 0.1
+    """Weight of LPIPS (AlexNet) for tasks without one of their own; 0 is the paper's "w/o LPIPS"."""
+    lpips_shift: int = 8
+    """Shift the pictures by up to this many pixels before LPIPS, which avoids a pattern of its 4-pixel stride; 0 is the paper's loss."""
+    w_features: float = 0.0
+    """Weight of the distance in the features of the frozen prior, a perceptual loss without another network."""
+    w_kl: float = 1e-3
+    """Weight of the KL term."""
+    trajectory_share: float = 0.0
+    """Share of the batch that follows the sampler's own states; 0 is the paper's algorithm."""
+    trajectory_steps: tuple[int, ...] = (5,)
+    """Numbers of sampling steps of these trajectories."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BridgeSettings(LoopSettings):
+    """Train the image-to-image bridge of one task (I²SB), for the solvers i2sb and cddb."""
+
+    objective = "ddc.training.bridge:BridgeObjective"
+
+    task: str
+    """The task, for example sr4 or jpeg10."""
+    network: str = "compact"
+    """Preset (compact) or a JSON file with the network's configuration."""
+    sigma_max: float = 0.0
+    """Maximum noise of the measurements, in [0, 1] units; drawn uniformly from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DnCNNSettings(LoopSettings):
+    """Train the denoiser of the solver pnp-admm (DnCNN)."""
+
+    objective = "ddc.training.dncnn:DnCNNObjective"
+
+    crop: int = 64
+    """Side of the square training crops."""
+    sigma: float = 0.1
+    """Noise that the network removes, in [0, 1] units."""
+    sigma_low: float | None = None
+    """Train on noise drawn uniformly between this and --sigma; by default, on --sigma alone."""
+    depth: int = 17
+    """Number of convolutions."""
+    width: int = 64
+    """Channels of the hidden layers."""

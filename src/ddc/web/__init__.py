@@ -1,1 +1,1 @@
-"""The web page: `service` does what is asked, in plain functions; `page` shows it, with Gradio."""
+"""The web page. `server` runs it, `page` lays it out with Gradio, and `service` does the work behind it."""

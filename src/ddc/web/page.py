@@ -1,525 +1,336 @@
-"""The page itself: what is where, and which function of `service` answers which button.
-
-Gradio is told to call nobody, to run one restoration at a time, and to keep its files in a folder of ours, which
-is swept while the page runs and removed when it ends.
-"""
+"""The page itself: its layout, and the handlers of its events."""
 
 import contextlib
-import errno
 import html
-import os
-import shutil
-import signal
-import socket
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 import numpy as np
-import PIL.Image
 
 from ddc.errors import UserError
-from ddc.pipeline import RestorationPipeline
 from ddc.solvers import SOLVERS
-from ddc.web import service
-from ddc.web.service import (
-    KINDS,
-    SHAPES,
-    Array,
-    Choices,
-    Example,
-    Limits,
-    Service,
-    Stopped,
-    Upload,
-    Visitors,
-)
+from ddc.web.controls import HOLES, Choices, Trial, controls, from_values
+from ddc.web.service import Progress, Service, Stopped, Visitors
+from ddc.web.uploads import Upload, inspect, write_clean_examples, write_examples
+from ddc.web.views import Array, view
 
 SHOWN_BY_BROWSERS = {".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp"}
-CSS = """
-.gradio-container { max-width: 1280px !important; margin: 0 auto !important; }
-#kind label { padding: 6px 9px; }
-#facts:empty, #forecast:empty, #summary:empty { display: none; }
-#editor .layer-wrap, #editor .controls-wrap .upload { display: none; }
-#picture img, #clean img, #uncertainty img, .result img { width: 100%; height: 100%; object-fit: contain; }
-#files .label-clear-button, #try-files .label-clear-button { display: none; }
-footer { display: none !important; }
-"""
+CANVAS = 768  # pixels of the picture that holes are painted on
+DETECTED = [*controls(Choices, "kind"), *controls(Choices, "details")]  # the fields that an upload sets
 INTRO = """# Restore a picture
-A diffusion model fills in what is missing, and a second network keeps it true to what you give: five steps.
-What it adds is plausible, not certain; several samples show where it is guessing.
+A diffusion model fills in what is missing, and a second network keeps the result true to your picture, in five steps.
+The detail that it adds is plausible, not certain; several samples show where it is guessing.
 Pictures stay on the computer that runs this page and are deleted after {minutes:g} minutes."""
 
-
-@contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
-    """A folder that only this user can read, for everything that Gradio and we write; gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="ddc-web-")).resolve()
-    before = os.environ.get("GRADIO_TEMP_DIR")
-    os.environ["GRADIO_TEMP_DIR"] = str(folder)
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
-        yield folder
-    finally:
-        if before is None:
-            del os.environ["GRADIO_TEMP_DIR"]
-        else:
-            os.environ["GRADIO_TEMP_DIR"] = before
-        shutil.rmtree(folder, ignore_errors=True)
+# Events that only change what is shown. Those that are not queued work even when the queue is full.
+QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}
+# Events that use the model: one at a time.
+HEAVY: dict[str, Any] = {
+    "api_visibility": "private",
+    "concurrency_limit": 1,
+    "concurrency_id": "model",
+    "trigger_mode": "once",
+}
 
 
-@contextlib.contextmanager
-def small_pictures_only(limits: Limits) -> Iterator[None]:
-    """Gradio opens some files itself; nothing much larger than what we take is decoded anywhere."""
-    before = PIL.Image.MAX_IMAGE_PIXELS
-    PIL.Image.MAX_IMAGE_PIXELS = max(int(limits.megapixels * 1e6), 1_000_000)
-    try:
-        yield
-    finally:
-        PIL.Image.MAX_IMAGE_PIXELS = before
-
-
-class Page:
-    """The handlers of the page's events. Each takes what Gradio gives and returns what it shows."""
+class RestorationPage:
+    """The page. Each handler takes the values of components and returns what other components show."""
 
     def __init__(self, work: Service) -> None:
         self.work = work
         self.visitors = Visitors()
+        names = work.solver_names()
+        # what depends on the model and the limits: settings of controls, by their fields
+        self.settings: dict[str, dict[str, Any]] = {
+            "solver": {"choices": names},
+            "other": {"choices": names},
+            "samples": {"maximum": work.limits.samples},
+        }
+        self.first: dict[str, Any] = {"solver": names[0], "steps": SOLVERS[names[0]]().steps}
 
     # ------------------------------------------------------------------------------------------------------
-    # "Restore my photo"
+    # handlers of "Restore my photo"
 
     def uploaded(self, data: Mapping[str, Any] | None) -> tuple[Any, ...]:
-        """A file came: → upload, facts, what is known, editor, picture."""
-        import gradio as gr
-
+        """→ upload, facts, the fields that are detected, editor, picture."""
         if data is None:
             return self.cleared()
         upload = _as_upload(data)
         try:
-            seen = self.work.inspect(upload)
-        except UserError as error:  # and what was there before is gone: nobody restores what is not shown
-            kept, _, *others = self.cleared()
-            return kept, _warn(error), *others[:-1], None
-        choices = seen.suggested
-        shown = gr.skip() if upload.path.suffix.lower() in SHOWN_BY_BROWSERS else seen.preview
-        facts = html.escape(seen.facts, quote=False)
-        return upload, facts, *_known(choices), seen.preview, shown
+            seen = self._seen(upload)
+        except UserError as error:  # the picture before it goes as well, so that nobody restores what is not shown
+            return None, _warn(error), *[gr.skip()] * len(DETECTED), None, None
+        return *seen, gr.skip() if upload.path.suffix.lower() in SHOWN_BY_BROWSERS else seen[-1]
 
-    def clicked(self, example: Example) -> tuple[Any, ...]:
-        """An example was clicked: the same, with what is known of it."""
-        upload, facts, *_, preview, _ = self.uploaded(
-            {"path": str(example.path), "orig_name": example.path.name}
-        )
-        return upload, facts, *_known(example.choices), preview, str(example.path)
+    def clicked(self, upload: Upload, choices: Choices) -> tuple[Any, ...]:
+        """The same for an example."""
+        return *self._seen(upload, choices), str(upload.path)
 
     def cleared(self) -> tuple[Any, ...]:
-        import gradio as gr
+        """The same where there is no picture."""
+        return None, "", *[gr.skip()] * len(DETECTED), None, gr.skip()
 
-        return None, "", *[gr.skip()] * len(_known(Choices())), None, gr.skip()
+    def _seen(self, upload: Upload, choices: Choices | None = None) -> tuple[Any, ...]:
+        picture = upload.read(self.work.limits)
+        facts, suggested = inspect(upload.name, picture)
+        detected = [getattr(choices or suggested, name) for name in DETECTED]
+        return upload, html.escape(facts, quote=False), *detected, view(picture, CANVAS)
+
+    def visibility(self, *values: Any) -> list[Any]:
+        """→ the fields of the group "details", editor."""
+        choices = from_values(Choices, values)
+        visible = [control.visible(choices) for control in controls(Choices, "details").values()]
+        return [gr.update(visible=each) for each in (*visible, choices.kind == HOLES)]
 
     def forecast(self, upload: Upload | None, *values: Any) -> str:
         if upload is None:
             return ""
         try:
-            return self.work.forecast(upload, _as_choices(values))
+            return self.work.forecast(upload, from_values(Choices, values))
         except UserError as error:
             return f"⚠ {_sentence(str(error))}"
 
-    def restore(
-        self, visitor: str, progress: Any, upload: Upload | None, drawn: Any, *values: Any
-    ) -> tuple[Any, ...]:
-        """→ slider, uncertainty, summary, files, command, Python."""
-        import gradio as gr
-
-        if upload is None:
-            raise gr.Error(
-                "Upload a picture first, or click an example.", title="No picture", print_exception=False
-            )
-        report = service.stoppable(
-            lambda share, text: progress(share, desc=text), self.visitors.begin(visitor)
-        )
-        with _told_to_visitor():
-            done = self.work.restore(upload, _as_choices(values), _painted(drawn), report)
+    def restore(self, progress: Progress, upload: Upload, drawn: Any, *values: Any) -> tuple[Any, ...]:
+        """→ slider, summary, uncertainty, files, command, Python."""
+        done = self.work.restore(upload, from_values(Choices, values), painted(drawn), progress)
         return (
             (done.before, done.after),
-            gr.update(value=done.uncertainty, visible=done.uncertainty is not None),
             _with_notes(done.summary, done.notes),
+            gr.update(value=done.uncertainty, visible=done.uncertainty is not None),
             gr.update(value=[str(path) for path in done.files], visible=True),
             done.command,
             done.python,
         )
 
     # ------------------------------------------------------------------------------------------------------
-    # "Try it"
+    # handlers of "Try it"
 
     def try_uploaded(self, data: Mapping[str, Any] | None) -> tuple[Any, Any]:
         """→ upload, picture."""
-        import gradio as gr
-
         if data is None:
             return None, gr.skip()
         upload = _as_upload(data)
         try:
-            self.work.read(upload)
+            upload.read(self.work.limits)
         except UserError as error:
             _warn(error)
             return None, None
         return upload, gr.skip()
 
-    def compare(
-        self,
-        visitor: str,
-        progress: Any,
-        upload: Upload | None,
-        task: str,
-        sigma: float,
-        longest: int,
-        seed: int,
-        *chosen: Any,
-    ) -> tuple[Any, ...]:
+    def compare(self, progress: Progress, upload: Upload, *values: Any) -> tuple[Any, ...]:
         """→ clean, measured, first, second, table, files, commands."""
-        import gradio as gr
-
-        if upload is None:
-            raise gr.Error(
-                "Upload a clean picture first, or click an example.",
-                title="No picture",
-                print_exception=False,
-            )
-        report = service.stoppable(
-            lambda share, text: progress(share, desc=text), self.visitors.begin(visitor)
-        )
-        first, first_steps, second, second_steps = chosen
-        with _told_to_visitor():
-            done = self.work.compare(
-                upload,
-                task,
-                float(sigma or 0),
-                (first, second),
-                (int(first_steps), int(second_steps)),
-                int(longest),
-                int(seed or 0),
-                report,
-            )
+        trial = from_values(Trial, values)
+        done = self.work.compare(upload, trial, progress)
         return (
             done.clean,
             done.measured,
-            gr.update(value=done.results[0], label=first),
-            gr.update(value=done.results[1], label=second),
+            gr.update(value=done.results[0], label=trial.solver),
+            gr.update(value=done.results[1], label=trial.other),
             _with_notes(done.table, done.notes),
             gr.update(value=[str(path) for path in done.files], visible=True),
             done.command,
         )
 
     # ------------------------------------------------------------------------------------------------------
+    # handlers of both
 
-    def build(self) -> Any:
+    def stop(self, request: gr.Request) -> None:
+        self.visitors.stop(str(request.session_hash))
+
+    def _heavy(self, handler: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+        """A handler as an event that shows its progress, can be stopped, and shows errors to the visitor."""
+
+        # Gradio passes the request and the progress bar, because of the annotation and the default.
+        def event(request: gr.Request, progress: Any = gr.Progress(), *values: Any) -> Any:
+            if values[0] is None:
+                text = "Upload a picture first, or click an example."
+                raise gr.Error(text, title="No picture", print_exception=False)
+            report = self.visitors.begin(str(request.session_hash), lambda share, text: progress(share, desc=text))
+            try:
+                return handler(report, *values)
+            except Stopped as stopped:  # the page stays as it was
+                gr.Info(_sentence(str(stopped)))
+                return gr.skip()
+            except UserError as error:
+                text = _sentence(str(error))
+                raise gr.Error(text, title="That did not work", duration=20, print_exception=False) from None
+
+        event.__name__ = handler.__name__
+        return event
+
+    # ------------------------------------------------------------------------------------------------------
+    # layout
+
+    def build(self) -> gr.Blocks:
         """The page, with its events."""
-        import gradio as gr
-
-        # Gradio reads these annotations to know that it must pass the request and the progress bar.
-        def restore(request: gr.Request, *values: Any, progress: Any = gr.Progress()) -> Any:
-            return _unless_stopped(self.restore, _visitor(request), progress, *values)
-
-        def compare(request: gr.Request, *values: Any, progress: Any = gr.Progress()) -> Any:
-            return _unless_stopped(self.compare, _visitor(request), progress, *values)
-
-        def stop(request: gr.Request) -> None:
-            self.visitors.stop(_visitor(request))
-
-        quietly: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        at_once = {**quietly, "queue": False}  # a full queue stops nobody from changing a setting
-        heavy: dict[str, Any] = {
-            "api_visibility": "private",
-            "concurrency_limit": 1,
-            "concurrency_id": "model",
-            "trigger_mode": "once",
-        }
         with gr.Blocks(title="Restore a picture", analytics_enabled=False) as page:
             gr.Markdown(INTRO.format(minutes=self.work.limits.keep_minutes))
             with gr.Tab("Restore my photo"):
-                self._build_restore(restore, stop, quietly, at_once, heavy)
+                self._build_restore()
             with gr.Tab("Try it"):
-                self._build_compare(compare, stop, quietly, at_once, heavy)
-            page.unload(stop)  # a closed tab waits for nothing
+                self._build_compare()
+            page.unload(self.stop)  # closing the tab ends its run
         page.queue(max_size=self.work.limits.queue, api_open=False, default_concurrency_limit=8)
         return page
 
-    def _build_restore(
-        self,
-        restore: Callable[..., Any],
-        stop: Callable[..., Any],
-        quietly: dict[str, Any],
-        at_once: dict[str, Any],
-        heavy: dict[str, Any],
-    ) -> None:
-        import gradio as gr
-
-        first = Choices()
-        upload = gr.State()
+    def _build_restore(self) -> None:
+        upload, form = gr.State(), replace(Choices(), **self.first)
+        examples = write_examples(self.work.folder / "examples" / "restore")
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=360):
-                picture = gr.Image(
-                    label="Your picture",
-                    type="filepath",
-                    image_mode=None,
-                    sources=["upload", "clipboard"],
-                    height=250,
-                    buttons=[],
-                    elem_id="picture",
-                )
+                picture = _picture_input("Your picture", "picture")
                 facts = gr.Markdown(elem_id="facts")
-                examples = service.write_examples(self.work.folder / "examples" / "restore")
-                gallery = gr.Dataset(
-                    components=[gr.Image(visible=False, render=False)],
-                    samples=[[str(example.path)] for example in examples],
-                    type="index",
-                    label="Examples",
-                    elem_id="examples",
-                )
-                kind = gr.Radio(list(KINDS), value=first.kind, label="What is wrong with it?", elem_id="kind")
-                scale = gr.Radio([2, 3, 4, 8], value=first.scale, label="Enlarge so many times")
-                with gr.Column(visible=False) as blurs:
-                    shape = gr.Radio(list(SHAPES), value=first.shape, label="Which blur?")
-                    with gr.Row():
-                        blur = gr.Slider(
-                            0.5, 30, first.blur, step=0.05, label="Pixels", info="Width, radius or length"
-                        )
-                        softness = gr.Slider(
-                            0,
-                            3,
-                            first.softness,
-                            step=0.1,
-                            label="Softness",
-                            info="On top of it",
-                            visible=False,
-                        )
-                        angle = gr.Slider(
-                            0,
-                            180,
-                            first.angle,
-                            step=1,
-                            label="Degrees",
-                            info="Counter-clockwise",
-                            visible=False,
-                        )
-                editor = gr.ImageEditor(
-                    label="Paint over what is to be filled",
-                    type="numpy",
-                    sources=[],
-                    transforms=[],
-                    layers=False,
-                    brush=gr.Brush(default_size=16, colors=["#ff2d78"], color_mode="fixed"),
-                    canvas_size=(service.CANVAS, service.CANVAS),
-                    height=420,
-                    buttons=[],
-                    visible=False,
-                    elem_id="editor",
-                )
-                quality = gr.Slider(1, 100, first.quality, step=1, label="JPEG quality", visible=False)
-                sigma = gr.Slider(
-                    0,
-                    0.3,
-                    first.sigma,
-                    step=0.001,
-                    label="Noise",
-                    info="Standard deviation, where black is 0 and white is 1",
-                    elem_id="sigma",
-                )
+                gallery = _gallery([example for example, _ in examples])
+                fields = self._fields(form, "kind")
+                editor = _editor()
+                fields |= self._fields(form, "details")
                 with gr.Accordion("More", open=False, elem_id="more"):
-                    with gr.Row():
-                        solver = gr.Dropdown(self.work.solver_names(), value=first.solver, label="Solver")
-                        steps = gr.Slider(1, 1000, first.steps, step=1, label="Steps")
-                    with gr.Row():
-                        samples = gr.Slider(
-                            1,
-                            self.work.limits.samples,
-                            first.samples,
-                            step=1,
-                            label="Samples",
-                            info="Several show where the model is guessing",
-                            elem_id="samples",
-                        )
-                        seed = gr.Number(first.seed, precision=0, label="Seed")
+                    fields |= self._fields(form, "more")
                 forecast = gr.Markdown(elem_id="forecast")
                 with gr.Row():
                     go = gr.Button("Restore", variant="primary", elem_id="restore")
                     halt = gr.Button("Stop", elem_id="stop")
             with gr.Column(scale=1, min_width=360):
-                slider = gr.ImageSlider(
-                    label="Before and after",
-                    format="png",
-                    max_height=620,
-                    interactive=False,
-                    buttons=["fullscreen"],
-                    elem_id="slider",
-                )
-                summary = gr.Markdown(elem_id="summary")
-                uncertainty = gr.Image(
-                    label="Uncertainty: pale where the samples differ",
-                    format="png",
-                    interactive=False,
-                    visible=False,
-                    height=420,
-                    buttons=["download", "fullscreen"],
-                    elem_id="uncertainty",
-                )
-                files = gr.File(
-                    label="Download", file_count="multiple", visible=False, interactive=False, elem_id="files"
-                )
-                with gr.Accordion("The same on your own computer", open=False):
-                    command = gr.Code(
-                        label="Command line", language="shell", interactive=False, wrap_lines=True, lines=1
-                    )
-                    python = gr.Code(
-                        label="Python", language="python", interactive=False, wrap_lines=True, lines=1
-                    )
+                results = _restore_results()
 
-        choices = [kind, scale, shape, blur, softness, angle, quality, sigma, solver, steps, seed, samples]
-        seen = [upload, facts, kind, scale, shape, blur, softness, angle, quality, sigma, editor, picture]
+        values = list(fields.values())
+        seen = [upload, facts, *(fields[name] for name in DETECTED), editor, picture]
         told: dict[str, Any] = {
             "fn": self.forecast,
-            "inputs": [upload, *choices],
+            "inputs": [upload, *values],
             "outputs": forecast,
-            **at_once,
+            **AT_ONCE,
         }
-        # preprocess=False: the file as it came, so that we are the ones who open it. An upload stays in the
-        # queue, because only events of the queue can show a warning.
-        picture.upload(self.uploaded, picture, seen, preprocess=False, **quietly).then(**told)
-        picture.clear(self.cleared, None, seen, **at_once).then(**told)
-        gallery.click(lambda index: self.clicked(examples[index]), gallery, seen, **at_once).then(**told)
-        kind.change(
-            lambda chosen: [
-                gr.update(visible=chosen == "Low resolution"),
-                gr.update(visible=chosen == "Blur"),
-                gr.update(visible=chosen == "Holes"),
-                gr.update(visible=chosen == "JPEG artefacts"),
-            ],
-            kind,
-            [scale, blurs, editor, quality],
-            **at_once,
-        )
-        shape.change(
-            lambda chosen: [gr.update(visible=chosen != SHAPES[0]), gr.update(visible=chosen == SHAPES[2])],
-            shape,
-            [softness, angle],
-            **at_once,
-        )
-        solver.change(lambda name: SOLVERS[name]().steps, solver, steps, **at_once)
-        for control in choices:
-            control.change(trigger_mode="always_last", **told)
-        shown = [slider, uncertainty, summary, files, command, python]
-        go.click(
-            restore,
-            [upload, editor, *choices],
-            shown,
-            show_progress_on=slider,
-            scroll_to_output=True,
-            **heavy,
-        )
-        halt.click(stop, **at_once)
+        # preprocess=False passes the file as it is, so that Gradio does not open it. Uploads are queued, because only
+        # queued events can show a warning.
+        picture.upload(self.uploaded, picture, seen, preprocess=False, **QUIET).then(**told)
+        picture.clear(self.cleared, None, seen, **AT_ONCE).then(**told)
+        gallery.click(lambda index: self.clicked(*examples[index]), gallery, seen, **AT_ONCE).then(**told)
+        details = [fields[name] for name in controls(Choices, "details")]
+        for name in ("kind", "shape"):
+            fields[name].change(self.visibility, values, [*details, editor], **AT_ONCE)
+        _follow_solver(fields["solver"], fields["steps"])
+        for field in values:
+            field.change(trigger_mode="always_last", **told)
+        event = self._heavy(self.restore)
+        given = [upload, editor, *values]
+        go.click(event, given, results, show_progress_on=results[0], scroll_to_output=True, **HEAVY)
+        halt.click(self.stop, **AT_ONCE)
 
-    def _build_compare(
-        self,
-        compare: Callable[..., Any],
-        stop: Callable[..., Any],
-        quietly: dict[str, Any],
-        at_once: dict[str, Any],
-        heavy: dict[str, Any],
-    ) -> None:
-        import gradio as gr
-
-        upload = gr.State()
-        names = self.work.solver_names()
-        second_name = "ddnm" if "ddnm" in names else names[-1]
+    def _build_compare(self) -> None:
+        upload, form = gr.State(), replace(Trial(), **self.first)
+        examples = write_clean_examples(self.work.folder / "examples" / "try")
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=360):
-                picture = gr.Image(
-                    label="A clean picture",
-                    type="filepath",
-                    image_mode=None,
-                    sources=["upload", "clipboard"],
-                    height=260,
-                    buttons=[],
-                    elem_id="clean",
-                )
-                examples = service.write_clean_examples(self.work.folder / "examples" / "try")
-                gallery = gr.Dataset(
-                    components=[gr.Image(visible=False, render=False)],
-                    samples=[[str(path)] for path in examples],
-                    type="index",
-                    label="Examples",
-                    elem_id="clean-examples",
-                )
-                tasks = [(f"{name}: {text}", name) for name, text in service.try_tasks().items()]
-                task = gr.Dropdown(tasks, value="sr4", label="What to do to it")
-                sigma = gr.Slider(0, 0.3, 0.05, step=0.005, label="Noise to add")
-                with gr.Row():
-                    first = gr.Dropdown(names, value=names[0], label="Solver")
-                    first_steps = gr.Slider(1, 1000, SOLVERS[names[0]]().steps, step=1, label="Steps")
-                with gr.Row():
-                    second = gr.Dropdown(names, value=second_name, label="Against")
-                    second_steps = gr.Slider(1, 1000, 20, step=1, label="Steps")
-                with gr.Row():
-                    longest = gr.Slider(64, 512, 128, step=32, label="Longest side in pixels")
-                    seed = gr.Number(0, precision=0, label="Seed")
+                picture = _picture_input("A clean picture", "clean")
+                gallery = _gallery(examples)
+                fields = self._fields(form, "details", "try-")
                 with gr.Row():
                     go = gr.Button("Degrade and restore", variant="primary", elem_id="compare")
                     halt = gr.Button("Stop")
             with gr.Column(scale=1, min_width=360):
-                plain: dict[str, Any] = {
-                    "format": "png",
-                    "interactive": False,
-                    "buttons": ["fullscreen"],
-                    "height": 300,
-                    "elem_classes": "result",
-                }
-                with gr.Row():
-                    clean = gr.Image(label="Clean", **plain)
-                    measured = gr.Image(label="Degraded", **plain)
-                with gr.Row():
-                    one = gr.Image(label="Solver", elem_id="one", **plain)
-                    two = gr.Image(label="Against", elem_id="two", **plain)
-                table = gr.Markdown(elem_id="table")
-                files = gr.File(
-                    label="Download",
-                    file_count="multiple",
-                    visible=False,
-                    interactive=False,
-                    elem_id="try-files",
-                )
-                with gr.Accordion("The same on your own computer", open=False):
-                    command = gr.Code(
-                        label="Command line", language="shell", interactive=False, wrap_lines=True, lines=1
+                results = _compare_results()
+
+        picture.upload(self.try_uploaded, picture, [upload, picture], preprocess=False, **QUIET)
+        picture.clear(lambda: None, None, upload, **AT_ONCE)
+        gallery.click(lambda index: (examples[index], str(examples[index].path)), gallery, [upload, picture], **AT_ONCE)
+        _follow_solver(fields["solver"], fields["steps"])
+        _follow_solver(fields["other"], fields["other_steps"])
+        event = self._heavy(self.compare)
+        go.click(event, [upload, *fields.values()], results, show_progress_on=results[2:4], **HEAVY)
+        halt.click(self.stop, **AT_ONCE)
+
+    def _fields(self, form: Any, group: str, prefix: str = "") -> dict[str, Any]:
+        """The components of a form's group, by the names of their fields."""
+        made = {}
+        by_row = itertools.groupby(controls(form, group).items(), lambda item: item[1].row)
+        for row, members in by_row:
+            with gr.Row(elem_classes="fields") if row else contextlib.nullcontext():
+                for name, control in members:
+                    made[name] = getattr(gr, control.component)(
+                        value=getattr(form, name),
+                        label=control.label,
+                        visible=control.visible(form),
+                        elem_id=prefix + name,
+                        **control.settings | self.settings.get(name, {}),
                     )
-
-        picture.upload(self.try_uploaded, picture, [upload, picture], preprocess=False, **quietly)
-        picture.clear(lambda: None, None, upload, **at_once)
-        gallery.click(
-            lambda index: (Upload(examples[index], examples[index].name), str(examples[index])),
-            gallery,
-            [upload, picture],
-            **at_once,
-        )
-        for chosen, count in ((first, first_steps), (second, second_steps)):
-            chosen.change(lambda name: SOLVERS[name]().steps, chosen, count, **at_once)
-        go.click(
-            compare,
-            [upload, task, sigma, longest, seed, first, first_steps, second, second_steps],
-            [clean, measured, one, two, table, files, command],
-            show_progress_on=[one, two],
-            **heavy,
-        )
-        halt.click(stop, **at_once)
+        return made
 
 
-def _visitor(request: Any) -> str:
-    return str(getattr(request, "session_hash", None))
+# ---------------------------------------------------------------------------------------------------------
+# components
+
+
+def _picture_input(label: str, name: str) -> Any:
+    settings: dict[str, Any] = {"type": "filepath", "image_mode": None, "sources": ["upload", "clipboard"]}
+    return gr.Image(label=label, height=250, buttons=[], elem_id=name, **settings)
+
+
+def _gallery(uploads: Sequence[Upload]) -> Any:
+    samples, shown = [[str(upload.path)] for upload in uploads], gr.Image(visible=False, render=False)
+    return gr.Dataset(label="Examples", components=[shown], samples=samples, type="index")
+
+
+def _editor() -> Any:
+    return gr.ImageEditor(
+        label="Paint over what is to be filled",
+        type="numpy",
+        sources=[],
+        transforms=[],
+        layers=False,
+        brush=gr.Brush(default_size=16, colors=["#ff2d78"], color_mode="fixed"),
+        canvas_size=(CANVAS, CANVAS),
+        height=420,
+        buttons=[],
+        visible=False,
+        elem_id="editor",
+    )
+
+
+def _result(label: str, **settings: Any) -> Any:
+    return gr.Image(label=label, format="png", interactive=False, elem_classes="result", **settings)
+
+
+def _restore_results() -> list[Any]:
+    shown: dict[str, Any] = {"format": "png", "interactive": False, "buttons": ["fullscreen"]}
+    slider = gr.ImageSlider(label="Before and after", max_height=620, **shown)
+    summary = gr.Markdown(elem_id="summary")
+    label, buttons = "Uncertainty: pale where the samples differ", ["download", "fullscreen"]
+    uncertainty = _result(label, visible=False, height=420, buttons=buttons)
+    return [slider, summary, uncertainty, *_downloads("shell", "python")]
+
+
+def _compare_results() -> list[Any]:
+    pictures = []
+    for labels in (("Clean", "Degraded"), ("Solver", "Compared with")):
+        with gr.Row():
+            pictures += [_result(label, height=300, buttons=["fullscreen"]) for label in labels]
+    return [*pictures, gr.Markdown(), *_downloads("shell")]
+
+
+def _downloads(*languages: str) -> list[Any]:
+    """The files of a result, and code that makes them."""
+    hidden: dict[str, Any] = {"visible": False, "interactive": False, "elem_classes": "files"}
+    files = gr.File(label="Download", file_count="multiple", **hidden)
+    labels = {"shell": "Command line", "python": "Python"}
+    plain: dict[str, Any] = {"interactive": False, "wrap_lines": True, "lines": 1}
+    with gr.Accordion("The same on your own computer", open=False):
+        codes = [gr.Code(label=labels[name], language=name, **plain) for name in languages]
+    return [files, *codes]
+
+
+def _follow_solver(solver: Any, steps: Any) -> None:
+    """Choosing a solver sets the steps to its own number."""
+    solver.change(lambda name: SOLVERS[name]().steps, solver, steps, **AT_ONCE)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# values and texts
 
 
 def _as_upload(data: Mapping[str, Any]) -> Upload:
@@ -527,31 +338,7 @@ def _as_upload(data: Mapping[str, Any]) -> Upload:
     return Upload(path, Path(str(data.get("orig_name") or path.name)).name)
 
 
-def _known(choices: Choices) -> tuple[Any, ...]:
-    """What a file or an example tells, in the order of the page's controls."""
-    c = choices
-    return c.kind, c.scale, c.shape, c.blur, c.softness, c.angle, c.quality, c.sigma
-
-
-def _as_choices(values: tuple[Any, ...]) -> Choices:
-    kind, scale, shape, blur, softness, angle, quality, sigma, solver, steps, seed, samples = values
-    return Choices(
-        kind,
-        int(scale),
-        shape,
-        float(blur),
-        float(softness),
-        float(angle),
-        int(quality),
-        float(sigma or 0),
-        solver,
-        int(steps),
-        int(seed or 0),
-        int(samples),
-    )
-
-
-def _painted(drawn: Mapping[str, Any] | None) -> Array | None:
+def painted(drawn: Mapping[str, Any] | None) -> Array | None:
     """Where the brush was, from the editor's layers: (h, w), above 0."""
     layers = [layer for layer in (drawn or {}).get("layers", []) if layer is not None and layer.ndim == 3]
     if not layers:
@@ -560,133 +347,19 @@ def _painted(drawn: Mapping[str, Any] | None) -> Array | None:
 
 
 def _with_notes(text: str, notes: list[str]) -> str:
-    """What is said of a result, with a paragraph for each note."""
+    """A text, with a paragraph for each note."""
     return "\n\n".join([text, *(f"⚠ {_sentence(note)}" for note in notes)])
 
 
 def _sentence(text: str) -> str:
+    """A message as a sentence: with a full stop, and with a capital letter unless it begins with a name."""
     text = text.rstrip(".") + "."
     first = text.split()[0]
-    names_something = first in SOLVERS or not first.rstrip(",;:").isalpha()
-    return html.escape(text if names_something else text[:1].upper() + text[1:], quote=False)
+    is_name = first in SOLVERS or not first.rstrip(",;:").isalpha()
+    return html.escape(text if is_name else text[:1].upper() + text[1:], quote=False)
 
 
 def _warn(error: UserError) -> str:
-    """Show a warning, and return it for a place where it stays."""
-    import gradio as gr
-
+    """Show a warning, and return its text."""
     gr.Warning(_sentence(str(error)), title="That did not work", duration=20)
     return f"⚠ {_sentence(str(error))}"
-
-
-def _unless_stopped(handler: Callable[..., tuple[Any, ...]], *values: Any) -> Any:
-    """What the handler gives, or, where the visitor stopped it, the page as it was."""
-    import gradio as gr
-
-    try:
-        return handler(*values)
-    except Stopped as stopped:
-        gr.Info(_sentence(str(stopped)))
-        return gr.skip()
-
-
-@contextlib.contextmanager
-def _told_to_visitor() -> Iterator[None]:
-    """What a person can mend is shown on the page."""
-    import gradio as gr
-
-    try:
-        yield
-    except Stopped:
-        raise
-    except UserError as error:
-        raise gr.Error(
-            _sentence(str(error)), title="That did not work", duration=20, print_exception=False
-        ) from None
-
-
-def free_port(host: str, port: int | None) -> int:
-    """A port of the host that can be listened on: the one that was asked for, or the first from 7860 on."""
-    if port is not None and not 1 <= port <= 65535:
-        raise UserError(f"the port is {port}; expected 1024 to 65535")
-    for candidate in [port] if port is not None else range(7860, 7960):
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(host, candidate, type=socket.SOCK_STREAM)[
-                0
-            ]
-            with socket.socket(family, kind, protocol) as trial:
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                trial.bind(address)
-            return candidate
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise UserError(
-                    f"{host} port {candidate} cannot be listened on ({error}); expected an address of this computer, "
-                    "such as 127.0.0.1 or 0.0.0.0, and a port from 1024 to 65535"
-                ) from None
-    raise UserError(f"port {port or '7860 to 7959'} is taken; name another with --port")
-
-
-def _until_interrupted(page: Any) -> None:
-    while page.is_running:
-        time.sleep(0.5)
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def serve(
-    pipe: RestorationPipeline,
-    limits: Limits,
-    host: str,
-    port: int | None,
-    open_browser: bool = False,
-    wait: Callable[[Any], None] | None = None,
-) -> None:
-    """Show the page until interrupted. `wait` (for tests) is given the running page and returns to end it."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(
-            signal.SIGTERM, _interrupt
-        )  # services are ended with it, and it must clean up as Ctrl-C does
-    with private_folder() as folder, small_pictures_only(limits):
-        try:
-            import gradio as gr
-        except ImportError:
-            raise UserError("the web page needs another package: pip install 'ddc[web]'") from None
-        work = Service(pipe, limits, folder)
-        work.warm_up()
-        page = Page(work).build()
-        ended = threading.Event()
-
-        def sweep() -> None:
-            while not ended.wait(60):
-                service.remove_old(folder, limits.keep_minutes, keep=(folder / "examples",))
-
-        threading.Thread(target=sweep, daemon=True).start()
-        try:
-            _, url, _ = page.launch(
-                server_name=host,
-                server_port=free_port(host, port),
-                inbrowser=open_browser,
-                prevent_thread_lock=True,
-                share=False,
-                quiet=True,
-                show_error=False,
-                max_file_size=limits.megabytes * 2**20,
-                allowed_paths=[],
-                ssr_mode=False,
-                mcp_server=False,
-                enable_monitoring=False,
-                run_history=False,
-                footer_links=[],
-                theme=gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
-                css=CSS,
-            )
-            print(f"the page is at {url} (stop it with Ctrl-C)", flush=True)
-            (wait or _until_interrupted)(page)
-        except KeyboardInterrupt:
-            print("the page is closed")
-        finally:
-            ended.set()
-            page.close(verbose=False)

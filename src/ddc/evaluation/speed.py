@@ -1,0 +1,465 @@
+"""Speed and memory of the plain loop and of the fast path, measured side by side in one run.
+
+The plain loop is what one would write first: eager, one picture at a time, bfloat16 on CUDA and float32 on the CPU. All
+figures are measured on the same machine, including the matrix-product peak that they are compared with. Nothing depends
+on the weights, so networks with random weights can be measured.
+"""
+
+import copy
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddc.consistency import DataConsistency
+from ddc.errors import UserError
+from ddc.fast import agreement, can_compile, default_tile, pick_device, probe, rewrap
+from ddc.jobs import is_out_of_memory
+from ddc.networks import build_network, network_config, run_unet, unet_size_multiple
+from ddc.noise import Noise
+from ddc.pipeline import RestorationPipeline
+from ddc.presets import NETWORKS, PRIORS
+from ddc.priors import Prior, schedule_from_config, scheduler_config
+from ddc.problems import make_problem
+from ddc.solvers import SOLVERS
+from ddc.solvers.ddc import DDC
+
+# pictures per second of training: (prior, network, batch, size, compile) → the speed
+TrainingSpeed = Callable[[Prior, DataConsistency, int, int, bool], float]
+
+TASK, SIGMA_Y = "sr4", 0.05
+# kinds of kernels, by parts of their names; the first that fits
+KERNELS = (
+    ("attention", ("flash", "fmha", "attention")),
+    ("fused normalisation and elementwise", ("triton",)),
+    ("convolution", ("conv", "fprop", "implicit_gemm", "xmma", "cudnn", "winograd")),
+    ("matrix product", ("gemm", "nvjet", "cutlass", "::mm", "::bmm", "::addmm", "matmul", "einsum")),
+    ("copies", ("copy", "memcpy", "memset", "contiguous", "::cat", "clone")),
+    ("normalisation", ("norm",)),
+)
+SOLVER_STEPS = 3  # measured of each solver; its time for the paper's number of steps follows
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """What to measure."""
+
+    steps: int = 5
+    """Steps of the restoration."""
+    size: int = 256
+    """Side of the picture."""
+    batches: tuple[int, ...] = ()
+    """Batch sizes to try; by default 1, 2 on the CPU and 1, 4, 8, 16, 32 elsewhere."""
+    sizes: tuple[int, ...] = ()
+    """Sides of larger pictures to restore; by default up to 1024 on the CPU and 4096 elsewhere."""
+    counts: tuple[int, ...] = ()
+    """Numbers of pictures to restore; by default up to 4 on the CPU and 64 elsewhere."""
+    repeats: int = 0
+    """Repeats of each measurement, whose median is taken; by default 3 on the CPU and 11 elsewhere."""
+    minutes: float = 20.0
+    """Start nothing new after this many minutes."""
+    autotune: bool = False
+    """Let the compiler search for faster kernels."""
+    solvers: bool = True
+    """Measure the other solvers as well."""
+    training: int = 0
+    """Measure training too, with batches of this many pictures; 0 skips it."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "size", "minutes"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("repeats", "training"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        for name in ("batches", "sizes", "counts"):
+            if any(n < 1 for n in getattr(self, name)):
+                raise UserError(f"{name} must be whole numbers from 1 on, not {getattr(self, name)}")
+
+
+def random_models(prior: str, network: str) -> tuple[Prior, DataConsistency]:
+    """The networks of two presets with random weights, none of them zero."""
+    unet = build_network(PRIORS[prior])
+    config = scheduler_config(learned_variance=PRIORS[prior]["out_channels"] == 6)
+    made = (
+        Prior(unet, schedule_from_config(config), scheduler_config=config),
+        DataConsistency.from_config(NETWORKS[network]),
+    )
+    for model in made:
+        for parameter in model.eval().requires_grad_(False).parameters():
+            if not parameter.any():
+                nn.init.normal_(parameter, std=0.02)
+    return made
+
+
+class EagerUNet(nn.Module):
+    """A U-Net in one precision, without any other preparation."""
+
+    def __init__(self, unet: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = unet.config
+        self.size_multiple = unet_size_multiple(unet)
+        self.dtype = dtype
+        self.module = copy.deepcopy(unet).to(device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, times: Tensor) -> Tensor:
+        return run_unet(self.module, x.to(self.dtype), times)
+
+
+class Bench:
+    """One run. `results` is complete after every part, so an interrupted run keeps what was measured."""
+
+    def __init__(
+        self,
+        prior: Prior,
+        network: DataConsistency | None,
+        device: str = "auto",
+        settings: BenchSettings = BenchSettings(),
+        folder: Path | None = None,
+        say: Callable[[str], None] = lambda text: None,
+        training_speed: TrainingSpeed | None = None,
+    ) -> None:
+        if network is None:
+            raise UserError("bench measures DDC and needs a data-consistency network; this model has none")
+        self.prior, self.network, self.settings, self.folder, self.say = prior, network, settings, folder, say
+        self.training_speed = training_speed
+        self.device = pick_device(device)
+        cpu = self.device.type == "cpu"
+        self.batches = settings.batches or ((1, 2) if cpu else (1, 4, 8, 16, 32))
+        self.sizes = settings.sizes or ((256, 512, 1024) if cpu else (256, 512, 1024, 2048, 4096))
+        self.repeats = settings.repeats or (3 if cpu else 11)
+        self.counts = settings.counts or ((1, 2, 4) if cpu else (1, 4, 16, 64))
+        self.plain_dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.problem = make_problem(TASK, SIGMA_Y)
+        self.problem.operator.to(self.device)
+        self.deadline = time.monotonic() + 60 * settings.minutes
+        self.beside = 0  # bytes on the device that do not belong to what is measured
+        self.results: dict[str, Any] = {"skipped": []}
+
+    def run(self) -> dict[str, Any]:
+        self.results["environment"] = self.environment()
+        self.results["models"] = self.models()
+        self.say("preparing the fast path")
+        self.prepare()
+        parts: dict[str, Callable[[], Any]] = {
+            "peak": self.peak,
+            "latency": self.latency,
+            "agreement_db": self.agreement,
+            "throughput": lambda: list(self.throughput()),
+            "profile": self.profile,
+            "solvers": lambda: list(self.solvers()) if self.settings.solvers else [],
+            "training": lambda: list(self.training()) if self.settings.training else [],
+            "counts": lambda: list(self.growth("count", self.counts)),
+            "sizes": lambda: list(self.growth("size", self.sizes)),
+        }
+        for name, measure in parts.items():
+            if self.late():
+                self.skip(name, "the time was up")
+                continue
+            self.say(name)
+            found = self.unless_out_of_memory(name, measure)
+            if found is not None:
+                self.results[name] = found
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        return self.results
+
+    def prepare(self) -> None:
+        """The pipelines of both ways."""
+        self.plain = RestorationPipeline(*self.eager(self.plain_dtype), self.folder)
+        self.plain.device = self.device
+        started = time.monotonic()
+        self.compiled = self.device.type == "cuda" and can_compile()
+        self.fast = RestorationPipeline(self.prior, self.network, self.folder, self.settings.size).to(
+            self.device,
+            compile=self.compiled or None,
+            autotune=self.settings.autotune,
+            batch=max(self.batches) if self.settings.batches else None,
+        )
+        self.dtypes = {
+            "plain": self.plain_dtype,
+            "fast": getattr(self.fast.prior.unet, "dtype", torch.float32),
+        }
+        self.results["fast"] = {
+            "dtype": _name(self.dtypes["fast"]),
+            "batch": self.fast.batch,
+            "compiled": self.compiled,
+            "prepare_s": time.monotonic() - started,
+        }
+
+    def eager(self, dtype: torch.dtype) -> tuple[Prior, DataConsistency | None]:
+        return rewrap(self.prior, self.network, lambda unet: EagerUNet(unet, self.device, dtype))
+
+    # -----------------------------------------------------------------------------------------------------
+    # the parts
+
+    def environment(self) -> dict[str, Any]:
+        cuda = self.device.type == "cuda"
+        return {
+            "device": torch.cuda.get_device_name(self.device) if cuda else cpu_name(),
+            "kind": self.device.type,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "steps": self.settings.steps,
+            "size": self.settings.size,
+        }
+
+    def models(self) -> dict[str, Any]:
+        """Parameters and FLOPs (a multiplication and an addition are two) of one evaluation."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        rows = {}
+        for name, model in (("prior", self.prior), ("network", self.network)):
+            channels = int(model.unet.config["in_channels"])  # type: ignore[index]
+            with FlopCounterMode(display=False) as counter, torch.device("meta"):
+                blank = build_network(network_config(model.unet))
+                run_unet(blank, torch.zeros(1, channels, self.settings.size, self.settings.size), 0)
+            rows[name] = {
+                "million_parameters": sum(p.numel() for p in model.parameters()) / 1e6,
+                "gflop": counter.get_total_flops() / 1e9,
+            }
+        return rows
+
+    def peak(self) -> dict[str, float]:
+        """TFLOP/s of a large matrix product, in the precisions of both ways."""
+        n = 8192 if self.device.type == "cuda" else 1536
+        rates = {}
+        for kind in dict.fromkeys(self.dtypes.values()):
+            a = torch.randn(n, n, device=self.device).to(kind)
+            seconds = min(self.times(partial(torch.mm, a, a), 10))
+            rates[_name(kind)] = 2 * n**3 / seconds / 1e12
+        return rates
+
+    def latency(self) -> dict[str, Any]:
+        """One picture at a time, both ways in turn, and how long each network takes."""
+        ways = {"plain": self.plain, "fast": self.fast}
+        runs = {way: partial(self.restore, pipe, 1) for way, pipe in ways.items()}
+        started = time.monotonic()
+        for run in runs.values():
+            self.once(run)
+        first = time.monotonic() - started  # compiling included
+        taken: dict[str, list[float]] = {way: [] for way in runs}
+        for _ in range(self.repeats):
+            for way, run in runs.items():
+                taken[way].append(self.once(run))
+        rows: dict[str, Any] = {"first_s": first}
+        x = torch.randn(1, 3, self.settings.size, self.settings.size, device=self.device)
+        measured = (self.problem.operator, self.measurement(1), self.problem.sigma)
+        known = self.network.describe(measured, x)
+        for way, pipe in ways.items():
+            seconds = statistics.median(taken[way])
+            unet = (pipe.network or self.network).unet
+            one_prior = statistics.median(self.times(partial(pipe.prior.predict, x, 400)))
+            one_network = statistics.median(self.times(partial(run_unet, unet, torch.cat([x, known], 1), 400)))
+            rows[way] = {
+                "seconds": seconds,
+                "all_seconds": taken[way],
+                "prior_s": one_prior,
+                "network_s": one_network,
+                "rest_s": seconds - self.settings.steps * (one_prior + one_network),
+                **self.rate(seconds, way),
+            }
+        rows["speedup"] = statistics.median(p / f for p, f in zip(taken["plain"], taken["fast"], strict=True))
+        return rows
+
+    def agreement(self) -> float:
+        """PSNR between the pictures of the fast path and of float32."""
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            truth = probe(*self.eager(torch.float32), self.device, self.settings.size)
+        return agreement(probe(self.fast.prior, self.fast.network, self.device, self.settings.size), truth)
+
+    def throughput(self) -> Iterator[dict[str, Any]]:
+        """Seconds per picture over batch sizes, both ways."""
+        for batch in self.batches:
+            for way, pipe in (("plain", self.plain), ("fast", self.fast)):
+                what = f"throughput, {way}, batch {batch}"
+                if self.late():
+                    self.skip(what, "the time was up")
+                    continue
+                if way == "fast":
+                    self.compile_for(batch)
+                times = self.unless_out_of_memory(what, partial(self.batch_times, pipe, batch))
+                if times is not None:
+                    seconds = statistics.median(times) / batch
+                    row = {"way": way, "batch": batch, "seconds_per_image": seconds, **self.memory()}
+                    yield row | self.rate(seconds, way)
+        self.compile_for(1, self.fast.batch)
+
+    def compile_for(self, *sizes: int) -> None:
+        """Let compiled networks take batches of these sizes."""
+        if self.compiled:
+            for model in (self.fast.prior, self.fast.network):
+                model.unet.sizes = tuple(sorted(set(sizes)))  # type: ignore[union-attr]
+
+    def batch_times(self, pipe: RestorationPipeline, batch: int) -> list[float]:
+        run = partial(self.restore, pipe, batch)
+        self.once(run)
+        self.reset_memory(pipe.prior, pipe.network)
+        return self.times(run, warm=False)
+
+    def profile(self) -> dict[str, Any]:
+        """Where the fast path's time goes on a GPU, by kinds of kernels, at its usual batch."""
+        from torch.profiler import ProfilerActivity, profile
+
+        if self.device.type != "cuda":  # on the CPU the profiler does not see the working threads
+            return {}
+        run = partial(self.restore, self.fast, self.fast.batch)
+        self.once(run)
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            seconds = self.once(run)
+        kinds: dict[str, float] = {}
+        for event in profiler.key_averages():
+            kind = kind_of_kernel(event.key)
+            kinds[kind] = kinds.get(kind, 0.0) + event.self_device_time_total / 1e6
+        kinds["nothing runs"] = max(seconds - sum(kinds.values()), 0.0)
+        order = dict(sorted(kinds.items(), key=lambda k: -k[1]))
+        return {"batch": self.fast.batch, "seconds": seconds, "kinds": order}
+
+    def solvers(self) -> Iterator[dict[str, Any]]:
+        """Each solver's time for one picture, from a few of its steps (the paper's Table 4)."""
+        for name, kind in SOLVERS.items():
+            if self.late():
+                self.skip(f"solver {name}", "the time was up")
+                continue
+            usual = kind().steps
+            solver = kind(steps=min(usual, SOLVER_STEPS))
+            try:
+                solver.check(self.problem)
+                self.fast.parts(solver, self.problem)
+            except UserError as error:
+                self.skip(f"solver {name}", str(error))
+                continue
+            run = partial(self.fast.solve, self.measurement(1), self.problem, solver, [0])
+            times = self.unless_out_of_memory(f"solver {name}", partial(self.times, run, 2))
+            if times is not None:
+                seconds = min(times) * usual / solver.steps
+                yield {"solver": name, "steps": usual, "measured_steps": solver.steps, "seconds": seconds}
+
+    def training(self) -> Iterator[dict[str, Any]]:
+        """Pictures per second of `ddc train ddc`, plain and, on CUDA, with --compile.
+
+        A backward pass counts as two forward passes; the loss and the degrading of pictures are not counted.
+        """
+        if self.training_speed is None:
+            return
+        batch, size = self.settings.training, self.settings.size
+        gflop = {name: row["gflop"] for name, row in self.results["models"].items()}
+        for way in ("plain", "compiled") if self.device.type == "cuda" else ("plain",):
+            if self.late():
+                self.skip(f"training, {way}", "the time was up")
+                continue
+            prior, network = copy.deepcopy((self.prior, self.network))
+            self.reset_memory(prior, network)
+            speed = self.training_speed(prior, network, batch, size, way == "compiled")
+            tera = speed * (gflop["prior"] + 3 * gflop["network"]) / 1e3
+            yield {"way": way, "batch": batch, "images_per_second": speed, "tflops": tera, **self.memory()}
+
+    def growth(self, what: str, values: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+        """Time and memory of the whole pipeline over larger pictures (by tiles), or over more of them."""
+        side = self.settings.size
+        tile = default_tile(self.device) if self.device.type == "cpu" else side
+        per_pixel = 0.0
+        for value in sorted(values):
+            height, count = (value, 1) if what == "size" else (side, value)
+            pixels = height * height * count
+            if self.late(per_pixel * pixels):
+                yield {what: value, "seconds": None, "predicted_s": per_pixel * pixels}
+                self.skip(f"{what} {value}", f"it would take about {per_pixel * pixels:.0f} s")
+                continue
+            pictures = torch.rand(count, 3, height, height)
+            self.reset_memory(self.fast.prior, self.fast.network)
+            run = partial(self.fast, pictures, "denoise", sigma=SIGMA_Y, steps=self.settings.steps, tile=tile)
+            seconds = self.once(run)
+            per_pixel = seconds / pixels
+            yield {what: value, "seconds": seconds, "megapixels": pixels / 1e6, **self.memory()}
+
+    # -----------------------------------------------------------------------------------------------------
+    # measuring
+
+    def measurement(self, batch: int) -> Tensor:
+        noise = Noise(range(batch), device=self.device)
+        side = self.settings.size // self.problem.operator.scale
+        return noise.normal((batch, 3, side, side)).clamp(-1, 1)
+
+    def restore(self, pipe: RestorationPipeline, batch: int) -> Tensor:
+        solver = DDC(steps=self.settings.steps)
+        return pipe.solve(self.measurement(batch), self.problem, solver, range(batch))
+
+    def unless_out_of_memory(self, what: str, measure: Callable[[], Any]) -> Any:
+        """What `measure` returns; None, with a note, if there is not enough memory."""
+        try:
+            return measure()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        self.skip(what, "out of memory")
+        return None
+
+    def once(self, run: Callable[[], Any]) -> float:
+        self.wait()
+        started = time.perf_counter()
+        run()
+        self.wait()
+        return time.perf_counter() - started
+
+    def times(self, run: Callable[[], Any], repeats: int | None = None, warm: bool = True) -> list[float]:
+        if warm:
+            self.once(run)
+        return [self.once(run) for _ in range(repeats or self.repeats)]
+
+    def rate(self, seconds: float, way: str) -> dict[str, float]:
+        """TFLOP/s, and the share of the matrix-product peak."""
+        models = self.results["models"]
+        tera = self.settings.steps * (models["prior"]["gflop"] + models["network"]["gflop"]) / 1e3 / seconds
+        peak = self.results.get("peak", {}).get(_name(self.dtypes[way]), math.nan)
+        return {"tflops": tera, "share_of_peak": tera / peak}
+
+    def reset_memory(self, *models: nn.Module | None) -> None:
+        """Begin to measure the memory of the given models; anything else on the device is not counted."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            weights = sum(p.numel() * p.element_size() for m in models if m is not None for p in m.parameters())
+            self.beside = torch.cuda.memory_allocated(self.device) - weights
+
+    def memory(self) -> dict[str, float]:
+        """Megabytes: the device's peak since `reset_memory`, or the peak of the process."""
+        if self.device.type == "cuda":
+            return {"device_mb": (torch.cuda.max_memory_allocated(self.device) - self.beside) / 1e6}
+        import resource
+
+        return {"host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3}
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def late(self, needed: float = 0.0) -> bool:
+        return time.monotonic() + needed > self.deadline
+
+    def skip(self, what: str, why: str) -> None:
+        self.results["skipped"].append({"what": what, "why": why})
+        self.say(f"{what}: skipped, {why}")
+
+
+def kind_of_kernel(name: str) -> str:
+    return next((kind for kind, marks in KERNELS if any(mark in name.lower() for mark in marks)), "other")
+
+
+def cpu_name() -> str:
+    """The processor's name, if it can be read."""
+    listing = Path("/proc/cpuinfo")
+    lines = listing.read_text().splitlines() if listing.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,308 @@
+"""Reads and writes each file format, as plain arrays. `Picture.read` and `Picture.write` are the way in."""
+
+import io
+import struct
+import warnings
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageCms
+
+from ddc.errors import UserError
+
+Pixels = np.ndarray[Any, np.dtype[Any]]
+
+FORMATS = {
+    ".png": "PNG",
+    **dict.fromkeys((".jpg", ".jpeg", ".jfif"), "JPEG"),
+    ".webp": "WEBP",
+    **dict.fromkeys((".tif", ".tiff"), "TIFF"),
+    ".bmp": "BMP",
+    **dict.fromkeys((".heic", ".heif"), "HEIF"),
+    ".npy": "NPY",
+}
+READABLE = "PNG, JPEG, WebP, TIFF, BMP, HEIC or .npy"
+KEEPS_ALPHA = {"PNG", "WEBP", "TIFF", "HEIF", "NPY"}
+KEEPS_16_BITS = {"PNG", "TIFF"}
+MAX_PIXELS = 178_956_970  # a file that claims more is treated as a decompression bomb, also by Pillow
+# What the decoders raise for a damaged file.
+MALFORMED = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, struct.error, zlib.error)
+
+# TIFF tags that describe the layout of the pixels, which would be wrong in another file.
+_LAYOUT_TAGS = {
+    *(*range(254, 260), *range(512, 533), 34675),
+    *(262, 266, 273, 274, 277, 278, 279, 284, 292, 293, 317, 320, 322, 323, 324, 325, 330, 338, 339, 347),
+}
+_ORIENTATION = 0x0112
+
+# Pillow warns about large pictures, whose size is checked here, and about odd EXIF, which is ignored. A filter
+# for the duration of one read would not be safe with threads.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+class Stored(NamedTuple):
+    """What a file holds."""
+
+    pixels: Pixels  # (H, W, 1 to 4): grey, grey and alpha, RGB, RGB and alpha; uint8, uint16 or float32
+    icc: bytes | None = None
+    exif: bytes | None = None  # its orientation is "upright"
+    pages: int = 1
+
+
+def read_file(source: Path | bytes, name: str | Path) -> Stored:
+    """Read a file, or the bytes of one. Raises a `UserError` that starts with `name` if that fails."""
+    if not (len(source) if isinstance(source, bytes) else source.stat().st_size):
+        raise UserError(f"{name} is empty (0 bytes); copy it again")
+    suffix = Path(name).suffix.lower()
+    try:
+        if suffix == ".npy":
+            return _read_npy(source)
+        if FORMATS.get(suffix) == "HEIF":
+            _register_heif()
+        return _read_with_pillow(source)
+    except UserError as error:
+        raise UserError(f"{name} {error}") from None
+    except Image.DecompressionBombError:
+        raise UserError(f"{name} claims more than {MAX_PIXELS / 1e6:.0f} megapixels; cut it into parts") from None
+    except Image.UnidentifiedImageError:
+        raise UserError(f"{name} is not a picture that can be read; expected {READABLE}") from None
+    except MALFORMED as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{name} is damaged or cut short ({reason}); copy it again") from None
+
+
+def read_size(content: bytes) -> tuple[int, int] | None:
+    """Height and width of the upright picture, from its first bytes; None if they are not enough."""
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            # Pillow's method for PNG decodes the whole picture, to find EXIF behind the pixels.
+            turned = Image.Image.getexif(image).get(_ORIENTATION, 1) in (5, 6, 7, 8)
+            return (image.width, image.height) if turned else (image.height, image.width)
+    except (*MALFORMED, Image.DecompressionBombError):
+        return None
+
+
+def _stream(source: Path | bytes) -> Path | io.BytesIO:
+    return io.BytesIO(source) if isinstance(source, bytes) else source
+
+
+def _register_heif() -> None:
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        raise UserError("is HEIC, which needs another package: pip install 'ddc[heic]'") from None
+    register_heif_opener()
+
+
+def _read_with_pillow(source: Path | bytes) -> Stored:
+    with Image.open(_stream(source)) as image:
+        # in other formats, further pages are small previews
+        pages = getattr(image, "n_frames", 1) if image.format in ("TIFF", "WEBP", "PNG") else 1
+        deep = {"TIFF": _tiff_16_bit, "PNG": _png_16_bit}.get(image.format or "")
+        pixels = deep(source, image) if deep else None
+        exif, orientation = _upright_exif(image)
+        icc = image.info.get("icc_profile") or None
+        if pixels is None:
+            if image.mode == "CMYK":
+                image, icc = _from_cmyk(image, icc), None
+            pixels = _pillow_pixels(image)
+    return Stored(np.atleast_3d(np.ascontiguousarray(_turn(pixels, orientation))), icc, exif, pages)
+
+
+def _pillow_pixels(image: Image.Image) -> Pixels:
+    if image.mode.startswith("I"):
+        pixels = np.asarray(image)
+        if pixels.dtype != np.uint16 and (pixels.min() < 0 or pixels.max() > 65535):
+            raise UserError("has 32-bit whole numbers; expected 8 or 16 bits a channel")
+        return pixels.astype(np.uint16, copy=False)
+    if image.mode == "F":
+        return np.array(image)
+    colour = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
+    mode = colour + "A" if image.has_transparency_data else colour
+    return np.array(image if image.mode == mode else image.convert(mode))
+
+
+def _upright_exif(image: Image.Image) -> tuple[bytes | None, int]:
+    """The EXIF to keep, which says "upright", and the orientation that is still to be applied."""
+    try:
+        exif = image.getexif()
+        orientation = int(exif.get(_ORIENTATION, 1))
+        for tag in _LAYOUT_TAGS.intersection(exif):
+            del exif[tag]
+        if not len(exif):
+            return None, orientation
+        exif[_ORIENTATION] = 1
+        return exif.tobytes(), orientation
+    except MALFORMED:  # broken EXIF is no reason to refuse a picture
+        return None, 1
+
+
+def _turn(pixels: Pixels, orientation: int) -> Pixels:
+    """Apply EXIF orientation 1 to 8."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return pixels
+
+
+def _from_cmyk(image: Any, icc: bytes | None) -> Any:
+    """Convert to sRGB, with the file's own profile if it has a usable one."""
+    if icc:
+        with suppress(ImageCms.PyCMSError, OSError):
+            profile = ImageCms.ImageCmsProfile(io.BytesIO(icc))
+            return ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB"), outputMode="RGB")
+    return image.convert("RGB")
+
+
+def _png_16_bit(source: Path | bytes, image: Any) -> Pixels | None:
+    """The 16 bits of a PNG with several channels, of which Pillow returns the upper 8; None for others.
+
+    The file is decoded again for the lower bytes: read as little-endian, "the upper byte" is the lower one.
+    """
+    layouts = {"RGB;16B": ("RGB;16B", "RGB;16L"), "RGBA;16B": ("RGBA;16B", "RGBA;16L"), "LA;16B": ("RGBA",)}
+    layout = layouts.get(image.tile[0].args) if image.tile and isinstance(image.tile[0].args, str) else None
+    if layout is None:
+        return None
+    parts = []
+    for raw_mode in layout:
+        with Image.open(_stream(source)) as part:
+            part.tile = [tile._replace(args=raw_mode) for tile in part.tile]
+            parts.append(np.asarray(part))
+    # grey and alpha, two bytes each, are decoded as four channels
+    high, low = parts if len(parts) == 2 else (parts[0][:, :, 0::2], parts[0][:, :, 1::2])
+    return high.astype(np.uint16) << 8 | low
+
+
+def _tiff_16_bit(source: Path | bytes, image: Any) -> Pixels | None:
+    """The pixels of a TIFF with several channels of 16 bits, of which Pillow returns 8; None for others."""
+    bits = image.tag_v2.get(258, (1,))
+    if not isinstance(bits, tuple) or len(bits) < 2 or max(bits) <= 8:
+        return None
+    import tifffile
+
+    with tifffile.TiffFile(_stream(source)) as file:
+        page = file.pages.first
+        pixels = page.asarray()
+        if page.axes.startswith("S"):  # planes one after another
+            pixels = np.moveaxis(pixels, 0, -1)
+        known = int(page.photometric) in (1, 2) and pixels.dtype == np.uint16
+    if not known or pixels.ndim != 3 or not 2 <= pixels.shape[2] <= 4:
+        raise UserError("is a deep TIFF but not 16-bit grey or RGB; save it as 16-bit RGB")
+    return pixels
+
+
+def _read_npy(source: Path | bytes) -> Stored:
+    try:
+        pixels = np.load(_stream(source), allow_pickle=False)
+    except MALFORMED as error:
+        raise UserError(f"is not a plain .npy array ({str(error).splitlines()[0]})") from None
+    shape = pixels.shape
+    if pixels.ndim == 3 and shape[2] not in (1, 3, 4) and shape[0] in (1, 3):
+        pixels = np.moveaxis(pixels, 0, -1)
+    if pixels.ndim not in (2, 3) or 0 in shape or (pixels.ndim == 3 and pixels.shape[2] not in (1, 2, 3, 4)):
+        raise UserError(f"has the shape {shape}; expected (H, W), (H, W, 3) or (3, H, W)")
+    if pixels.shape[0] * pixels.shape[1] > MAX_PIXELS:
+        raise Image.DecompressionBombError
+    if pixels.dtype.kind != "f" and pixels.dtype not in (np.uint8, np.uint16):
+        raise UserError(f"holds {pixels.dtype} values; expected floats in [0, 1], uint8 or uint16")
+    return Stored(np.atleast_3d(np.ascontiguousarray(pixels)))
+
+
+def write_file(file: Path, kind: str, stored: Stored, quality: int) -> None:
+    """Write a file in the format `kind`, one of the values of `FORMATS`."""
+    if kind == "NPY":
+        with file.open("wb") as stream:
+            np.save(stream, stored.pixels)
+    elif stored.pixels.dtype == np.uint8:
+        _write_with_pillow(file, kind, stored, quality)
+    elif kind == "PNG":
+        _write_png_16(file, stored)
+    else:
+        _write_tiff_16(file, stored)
+
+
+def _write_with_pillow(file: Path, kind: str, stored: Stored, quality: int) -> None:
+    pixels = stored.pixels
+    by_kind: dict[str, dict[str, Any]] = {
+        "JPEG": {"quality": quality, "subsampling": 0},
+        "HEIF": {"quality": quality},
+        "WEBP": {"lossless": True, "exact": True},
+        "TIFF": {"compression": "tiff_adobe_deflate"},
+    }
+    options = by_kind.get(kind, {})
+    if kind == "HEIF":
+        _register_heif()
+    if kind == "WEBP" and max(pixels.shape[:2]) > 16383:
+        raise UserError("cannot be WebP, which has at most 16383 pixels a side; write PNG (--ext png)")
+    if stored.icc:
+        options["icc_profile"] = stored.icc
+    if stored.exif and kind != "BMP":
+        options["exif"] = stored.exif
+    if kind in ("WEBP", "HEIF") and pixels.shape[2] < 3:  # these formats have no grey
+        pixels = np.concatenate([pixels[:, :, :1].repeat(3, axis=2), pixels[:, :, 1:]], axis=2)
+    if pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    with file.open("wb") as stream:
+        Image.fromarray(pixels).save(stream, kind, **options)
+
+
+def _write_png_16(file: Path, stored: Stored) -> None:
+    """PNG with 16 bits a channel (which Pillow writes for grey only), filter "up", in bands of rows."""
+    pixels = stored.pixels
+    height, width, channels = pixels.shape
+    colour_type = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    with file.open("wb") as stream:
+
+        def chunk(kind: bytes, data: bytes) -> None:
+            length, checksum = struct.pack(">I", len(data)), struct.pack(">I", zlib.crc32(kind + data))
+            stream.write(length + kind + data + checksum)
+
+        stream.write(b"\x89PNG\r\n\x1a\n")
+        chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0))
+        if stored.icc:
+            chunk(b"iCCP", b"ICC\0\0" + zlib.compress(stored.icc))
+        if stored.exif:
+            chunk(b"eXIf", stored.exif.removeprefix(b"Exif\0\0"))
+        packer = zlib.compressobj(6)
+        above = np.zeros((1, width * channels * 2), np.uint8)
+        for row in range(0, height, 64):
+            band = pixels[row : row + 64].astype(">u2").reshape(-1, width * channels).view(np.uint8)
+            # modulo 256, as the filter is defined
+            filtered = np.insert(np.diff(band, axis=0, prepend=above), 0, 2, axis=1)
+            above = band[-1:]
+            if packed := packer.compress(filtered.tobytes()):
+                chunk(b"IDAT", packed)
+        chunk(b"IDAT", packer.flush())
+        chunk(b"IEND", b"")
+
+
+def _write_tiff_16(file: Path, stored: Stored) -> None:
+    """TIFF with 16 bits a channel. Of EXIF, the texts of its main directory are kept (camera, date, author)."""
+    import tifffile
+
+    tags = Image.Exif()
+    if stored.exif:
+        tags.load(stored.exif)
+    texts = [(tag, 2, 0, text, True) for tag, text in tags.items() if isinstance(text, str) and text.isascii()]
+    pixels = stored.pixels
+    if pixels.shape[2] == 2:  # few programs read grey with alpha in 16 bits
+        pixels = pixels[:, :, (0, 0, 0, 1)]
+    channels = pixels.shape[2]
+    tifffile.imwrite(
+        file,
+        pixels if channels > 1 else pixels[:, :, 0],
+        photometric="rgb" if channels >= 3 else "minisblack",
+        planarconfig="contig" if channels > 1 else None,
+        extrasamples=["unassalpha"] if channels == 4 else None,
+        compression="adobe_deflate",
+        iccprofile=stored.icc,
+        extratags=texts,
+        metadata=None,
+        software=False,
+    )

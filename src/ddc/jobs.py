@@ -1,0 +1,488 @@
+"""From pictures, and what is asked for, to jobs that a solver can run."""
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypedDict
+
+import numpy as np
+import PIL.Image
+import torch
+from torch import Tensor
+
+from ddc.errors import UserError
+from ddc.estimates import (
+    continues_beyond,
+    deblur_task,
+    diagnose,
+    estimate_sigma,
+    jpeg_task,
+    warn_of_misfit,
+    with_jpeg_noise,
+)
+from ddc.images import ROUNDING_8_BIT, Picture, to_internal
+from ddc.operators.base import LinearOperator, Operator, Size
+from ddc.operators.blur import Blur
+from ddc.operators.colorize import GREY, Colorize
+from ddc.operators.custom import check_adjoint
+from ddc.operators.inpaint import Inpaint
+from ddc.problems import DETECTED, Problem, Task, check_sigma
+from ddc.solvers.base import Callback, Run, Solver, Step, make_solver, sample_seeds
+from ddc.tiling import (
+    SMALLEST_TILE,
+    Window,
+    match_mean,
+    own_measurement,
+    plan_for,
+    restore_by_tiles,
+    surroundings_of,
+    widened,
+)
+
+logger = logging.getLogger("ddc")
+
+SLOW = 30  # seconds from which the expected time is announced
+MEASURED_STEPS = 3  # of the first tile, to forecast the time of all
+ESTIMATE_NOISE = ("denoise", "deblur")  # tasks for which the noise is estimated if it is not given
+
+Image = str | Path | Picture | Tensor | np.ndarray[Any, Any] | PIL.Image.Image
+Sigma = float | Literal["auto"] | None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a call of the pipeline will take, estimated after its first steps."""
+
+    height: int  # of the restored picture
+    width: int
+    tiles: int
+    seconds: float  # for the whole call
+
+
+class Options(TypedDict, total=False):
+    """The options of a restoration; `Request` has their defaults and what they mean."""
+
+    sigma: Sigma
+    solver: str | Solver
+    steps: int | None
+    seed: int
+    samples: int
+    names: Sequence[str] | None
+    mask: Tensor | np.ndarray[Any, Any] | str | Path | None
+    kernel: Tensor | str | Path | None
+    operator_file: str | None
+    tile: int | None
+    batch: int | None
+    callback: Callback | None
+    progress: Callable[[float], None] | None
+    forecast: Callable[[Forecast], None] | None
+
+
+@dataclass
+class Request:
+    """What is asked for: a task and its options, checked before any picture is read."""
+
+    task: str | Task | Operator
+    """A name (see `ddc.problems.TASKS`), "jpeg" for the quality that a file states, "deblur" for a blur that is
+    estimated from the picture, "auto" for whatever the picture shows, or an operator."""
+    sigma: Sigma = None
+    """The noise of the pictures in [0, 1] units, or "auto" to estimate it from each. None estimates it for the tasks
+    denoise, deblur and auto, and is 0 for the others."""
+    solver: str | Solver = "ddc"
+    """The algorithm, with settings if needed: "ddnm:eta=0.5"."""
+    steps: int | None = None
+    """Length of the run; None is the solver's own."""
+    seed: int = 0
+    """Seed of all randomness, together with each picture's name (its file's name, `names`, or its index)."""
+    samples: int = 1
+    """Restorations of each picture."""
+    names: Sequence[str] | None = None
+    """Names of the pictures, instead of their files' names."""
+    mask: Tensor | np.ndarray[Any, Any] | str | Path | None = None
+    """For inpainting: 1 (white) where the picture is known, 0 (black) in its holes."""
+    kernel: Tensor | str | Path | None = None
+    """For the task blur: a kernel, or a file with one."""
+    operator_file: str | None = None
+    """For the task custom: "file.py:Class"."""
+    tile: int | None = None
+    """Side of a tile in pixels; None is the model's own, 0 never cuts."""
+    batch: int | None = None
+    """Pictures of one size, or tiles, that are restored together; None chooses."""
+    callback: Callback | None = None
+    """Called after each step of each tile."""
+    progress: Callable[[float], None] | None = None
+    """Called with the share that is done."""
+    forecast: Callable[[Forecast], None] | None = None
+    """Called once, after the first steps, if the whole will take `SLOW` seconds or more."""
+    method: Solver = field(init=False)  # the solver with its settings
+    operators: dict[str, Operator] = field(init=False, default_factory=dict)  # those that do not depend on a picture
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise UserError(f"samples must be at least 1, not {self.samples}")
+        if self.batch is not None and self.batch < 1:
+            raise UserError(f"batch must be at least 1, not {self.batch}")
+        if self.tile is not None and self.tile != 0 and self.tile < SMALLEST_TILE:
+            raise UserError(f"a tile must be at least {SMALLEST_TILE} pixels (or 0: never cut), not {self.tile}")
+        if isinstance(self.mask, np.ndarray):
+            self.mask = torch.from_numpy(self.mask)
+        self.method = make_solver(self.solver, self.steps)
+        if not isinstance(self.sigma, str) and self.sigma is not None:
+            check_sigma(float(self.sigma))
+        if isinstance(self.task, str) and self.task not in DETECTED:
+            self.task = Task.parse(self.task)
+        elif isinstance(self.task, str) and not (self.mask is None and self.kernel is None):
+            raise UserError(f"the task {self.task} takes no mask and no kernel; leave them out")
+
+    def check(self) -> None:
+        """Refuse a task that the solver cannot take, where no picture is needed to know it."""
+        if isinstance(self.task, Task) and self.task.family not in ("inpaint", "custom"):
+            self.method.check(Problem(self._operator(self.task, None), 0.0, self.task.name))
+
+    def problem(self, picture: Picture) -> Problem:
+        """The problem that a picture is the measurement of."""
+        task, sigma = self._detected(picture)
+        sigma_y = estimate_sigma(picture) if sigma == "auto" else float(sigma)
+        check_sigma(sigma_y)
+        if task == "jpeg":
+            task = jpeg_task(picture)
+        elif task == "deblur":
+            task = deblur_task(picture, sigma_y)
+        if isinstance(task, Operator):
+            operator, name = self._checked(task, picture), type(task).__name__
+        else:
+            task = Task.parse(task)
+            operator, name = self._operator(task, picture), task.name
+        if picture.is_jpeg and (operator.scale > 1 or isinstance(operator, Blur)):
+            sigma_y = with_jpeg_noise(picture, sigma_y)
+        problem = Problem(operator, sigma_y, name)
+        self.method.check(problem)
+        _warn_of_range(picture)
+        if isinstance(operator, Blur):
+            warn_of_misfit(picture, problem)
+        return problem
+
+    def _detected(self, picture: Picture) -> tuple[str | Task | Operator, float | Literal["auto"]]:
+        """The task and the noise of one picture, where they are left to it."""
+        if self.task != "auto":
+            name = self.task.name if isinstance(self.task, Task) else self.task
+            default: float | Literal["auto"] = "auto" if name in ESTIMATE_NOISE else 0.0
+            return self.task, default if self.sigma is None else self.sigma
+        found = diagnose(picture)
+        if found.task is None:
+            raise UserError(
+                f"{picture.path or 'the picture'} shows no holes, no JPEG artefacts, no blur and no noise; name what "
+                "should be done, as in --task sr4 to enlarge it"
+            )
+        return found.task, found.task_sigma if self.sigma is None else self.sigma
+
+    def _operator(self, task: Task, picture: Picture | None) -> Operator:
+        if task.family == "inpaint" and picture is not None:
+            return task.operator(picture.size, mask=self._mask(picture))
+        if task.name not in self.operators:
+            size = None if picture is None else picture.size
+            self.operators[task.name] = task.operator(
+                size,
+                mask=self.mask,  # type: ignore[arg-type]
+                kernel=self.kernel,
+                operator_file=self.operator_file,
+            )
+        return self.operators[task.name]
+
+    def _mask(self, picture: Picture) -> Tensor | str | Path:
+        if self.mask is not None:
+            return self.mask  # type: ignore[return-value]
+        name, mask = picture.path or "the picture", picture.mask
+        if mask is None:
+            raise UserError(
+                f"{name} has no transparency and no mask was given; name one with --mask (white is known, black a hole)"
+            )
+        if bool(mask.all()):
+            raise UserError(
+                f"{name} has no transparent pixel, so there is no hole to fill; make the holes transparent, or name a "
+                "mask with --mask (white is known, black a hole)"
+            )
+        return mask
+
+    def _checked(self, operator: Operator, picture: Picture) -> Operator:
+        """A person's own operator, whose adjoint is tested once."""
+        if "given" not in self.operators:
+            size = (min(picture.size[0] * operator.scale, 64), min(picture.size[1] * operator.scale, 64))
+            window = operator.crop(0, 0, *size)
+            if isinstance(window, LinearOperator):
+                check_adjoint(window, torch.zeros(1, 3, *size))
+            self.operators["given"] = operator
+        return operator
+
+    def jobs(self, picture: Picture, problem: Problem, index: int, parts: Mapping[str, Any]) -> list["Job"]:
+        """One job for each sample of a picture; `parts` are the networks that the solver uses beside the prior."""
+        name = self.names[index] if self.names else picture.path.name if picture.path else index
+        if self.mask is None and isinstance(problem.operator, Inpaint) and not isinstance(self.task, Operator):
+            picture = dataclasses.replace(picture, alpha=None)  # its alpha is the mask
+        seeds = sample_seeds(self.seed, name, self.samples)
+        beyond = isinstance(problem.operator, Blur) and continues_beyond(picture, problem)
+        return [Job(picture, problem, seed, beyond, parts) for seed in seeds]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One picture to restore once."""
+
+    picture: Picture
+    problem: Problem
+    seed: int
+    continues: bool  # the scene continues beyond the border of the picture, and was blurred into it
+    parts: Mapping[str, Any]  # networks beside the prior
+
+    def image_size(self) -> Size:
+        """The size of the restored picture."""
+        height, width = self.picture.size
+        return height * self.problem.operator.scale, width * self.problem.operator.scale
+
+    def fits(self, other: "Job") -> bool:
+        """Whether both can run in one batch: one size, one operator, one kind of border."""
+        return (
+            self.picture.size == other.picture.size
+            and self.problem.operator.key == other.problem.operator.key
+            and self.continues == other.continues
+        )
+
+    def measurement(self, window: Window) -> Tensor:
+        """The part of y that belongs to a window of the restored picture, in [-1, 1]."""
+        operator, picture, scale = self.problem.operator, self.picture, self.problem.operator.scale
+        height, width = -(-window.height // scale), -(-window.width // scale)
+        y = to_internal(picture.window(window.top // scale, window.left // scale, height, width))
+        if isinstance(operator, Colorize):
+            y = (y * y.new_tensor(GREY).view(3, 1, 1)).sum(0, keepdim=True)
+        return operator.unround(y[None])[0] if picture.in_8_bits else y
+
+    def noise_level(self, solver: Solver) -> float:
+        """σ_y as the solver is told it.
+
+        For a network rounding to 8 bits counts as noise; otherwise it would take the pixels for exact. The same
+        holds for a guess of what lies beyond the border. The noise of a grey picture is the same in all channels,
+        where networks expect to average three.
+        """
+        sigma_y = float(self.problem.sigma_y)
+        if "network" not in solver.needs or not isinstance(self.problem.operator, LinearOperator):
+            return sigma_y
+        if self.picture.grey:
+            sigma_y *= 3**0.5
+        return max(sigma_y, ROUNDING_8_BIT) if self.picture.in_8_bits or self.continues else sigma_y
+
+    def finish(self, x: Tensor) -> Picture:
+        """The restored pixels (3, H, W) in [0, 1], with the metadata of the source."""
+        source, size = self.picture, (x.shape[-2], x.shape[-1])
+        alpha = source.alpha
+        if alpha is not None and alpha.shape != size:
+            plane = PIL.Image.fromarray(alpha if alpha.dtype == np.uint8 else alpha.astype(np.float32))
+            enlarged = np.asarray(plane.resize(size[::-1], PIL.Image.Resampling.BILINEAR))
+            alpha = enlarged if alpha.dtype.kind == "f" else np.rint(enlarged).astype(alpha.dtype)
+        grey = source.grey and not isinstance(self.problem.operator, Colorize)
+        return dataclasses.replace(source, pixels=x.permute(1, 2, 0).numpy(), alpha=alpha, grey=grey)
+
+
+def _warn_of_range(picture: Picture) -> None:
+    """Warn if floating-point pixels seem to be in [-1, 1]; noise would go beyond white, too."""
+    pixels = picture.pixels
+    if pixels.dtype == np.float32 and pixels.min() < -0.5 and pixels.max() <= 1:
+        logger.warning(
+            "%s has values from %.2f to %.2f; expected [0, 1]: take (x + 1) / 2",
+            picture.path or "the picture",
+            pixels.min(),
+            pixels.max(),
+        )
+
+
+class Engine(Protocol):
+    """What jobs run on: the pipeline."""
+
+    prior: Any
+    device: torch.device
+    tile: int
+    batch: int
+
+
+class Execution:
+    """One call of the pipeline: the tile and the batch, which are halved when memory runs out."""
+
+    def __init__(self, pipe: Engine, request: Request, clock: "Clock") -> None:
+        self.pipe, self.request, self.clock = pipe, request, clock
+        self.solver = request.method
+        self.tile = pipe.tile if request.tile is None else request.tile
+        self.batch = request.batch or pipe.batch
+        self.evaluations = 0
+
+    def all(self, jobs: Sequence[Job]) -> list[Picture]:
+        """Restore all jobs, neighbours that fit together in one batch."""
+        restored: list[Picture] = []
+        tell = self.request.progress
+        while len(restored) < len(jobs):
+            first = len(restored)
+            last = first + 1
+            while last < len(jobs) and last - first < self.batch and jobs[last].fits(jobs[first]):
+                last += 1
+
+            def progress(share: float, first: int = first, last: int = last) -> None:
+                if tell:
+                    tell((first + share * (last - first)) / len(jobs))
+
+            restored += self.group(jobs[first:last], progress)
+        return restored
+
+    def group(self, jobs: Sequence[Job], progress: Callable[[float], None]) -> list[Picture]:
+        """Restore jobs that fit together in one batch."""
+        while True:
+            short = False
+            try:
+                x = self.solve(jobs, progress)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                short = True
+            if not short:
+                return [job.finish(image) for job, image in zip(jobs, x, strict=True)]
+            # outside the handler, because the exception holds on to the tensors of the failed run
+            if self.pipe.device.type == "cuda":
+                torch.cuda.empty_cache()
+            if self.batch > 1:
+                self.batch //= 2
+                self.pipe.batch = min(self.pipe.batch, self.batch)  # so that the next picture fits at once
+                logger.warning("out of memory: continuing with %d at once", self.batch)
+                parts = [jobs[i : i + self.batch] for i in range(0, len(jobs), self.batch)]
+                return [picture for part in parts for picture in self.group(part, progress)]
+            self._halve_tile(max(jobs[0].image_size()))
+
+    def _halve_tile(self, side: int) -> None:
+        self.tile = min(self.tile or side, side) // 2
+        if self.tile < SMALLEST_TILE:
+            raise UserError(
+                f"there is not enough memory on {self.pipe.device} even for tiles of {SMALLEST_TILE} pixels; "
+                "use another device (--device cpu) or a smaller model"
+            )
+        self.pipe.tile = min(self.pipe.tile, self.tile)
+        logger.warning("out of memory: continuing with tiles of %d pixels", self.tile)
+
+    def solve(self, jobs: Sequence[Job], progress: Callable[[float], None]) -> Tensor:
+        """(B, 3, H, W) in [0, 1], on the CPU."""
+        operator = jobs[0].problem.operator
+        size = jobs[0].image_size()
+        if not self.tile or max(size) <= self.tile:
+            group = Group(self, jobs, size, 1, progress)
+            out = group.restore([Window(0, 0, *size)])[0].to("cpu", torch.float32)
+        else:
+            tiles = plan_for(size, operator, self.tile)
+            group = Group(self, jobs, size, len(tiles), progress)
+            # windows of an operator can run as one batch if it is the same everywhere, or a mask
+            joinable = isinstance(operator, Inpaint) or type(operator).crop is Operator.crop
+            together = max(1, self.batch // len(jobs)) if joinable else 1
+            out = restore_by_tiles(tiles, size, len(jobs), group.restore, together)
+        self.evaluations = self.solver.evaluations() * group.tiles
+        return out.add_(1).div_(2).clamp_(0, 1)
+
+
+class Group:
+    """Jobs that run in one batch, and the windows of their pictures."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        jobs: Sequence[Job],
+        size: Size,
+        tiles: int,
+        progress: Callable[[float], None],
+    ) -> None:
+        self.execution, self.jobs, self.size, self.tiles, self.progress = (
+            execution,
+            jobs,
+            size,
+            tiles,
+            progress,
+        )
+        self.pipe, self.problem = execution.pipe, jobs[0].problem
+        self.operator = self.problem.operator.to(self.pipe.device)
+        tile = min(execution.tile, *size)
+        self.around = surroundings_of(self.operator, tile) if tiles > 1 else 0
+        self.levels = [job.noise_level(execution.solver) for job in jobs]
+        self.finished = 0
+
+    def restore(self, windows: list[Window]) -> Tensor:
+        """The restored windows of all jobs, (windows, jobs, 3, h, w) in [-1, 1]."""
+        jobs, count = self.jobs, len(windows)
+        y = torch.cat([self.measurement(window) for window in windows])
+        crops = [self.operator.crop(w.top, w.left, w.height, w.width) for w in windows]
+        operator = crops[0]
+        if count > 1 and isinstance(operator, Inpaint):
+            masks = [crop.mask.expand(len(jobs), -1, -1, -1) for crop in crops if isinstance(crop, Inpaint)]
+            operator = Inpaint(torch.cat(masks))
+        part = Problem(operator, self.sigma_y(count), self.problem.name)
+        observed = operator.observed(y)
+        if observed is not None:
+            y = y * observed.to(y)
+
+        def step_done(step: Step) -> None:
+            if self.execution.request.callback:
+                self.execution.request.callback(step)
+            self.execution.clock.tick(step, self.size, self.tiles, count * len(jobs))
+            self.progress((self.finished + count * (step.index + 1) / step.steps) / self.tiles)
+
+        seeds = [job.seed for _ in windows for job in jobs]
+        corners = [(window.top, window.left) for window in windows for _ in jobs]
+        size = (y.shape[-2] * operator.scale, y.shape[-1] * operator.scale)
+        run = Run(y, part, self.pipe.prior, seeds, step_done, size, corners, **jobs[0].parts)
+        x = self.execution.solver.solve(run).detach()
+        self.finished += count
+        x = x[..., : windows[0].height, : windows[0].width]
+        if self.tiles > 1:
+            x = match_mean(x, y, part)
+        return x.unflatten(0, (count, len(jobs)))
+
+    def measurement(self, window: Window) -> Tensor:
+        """What the operator would have measured of the window alone."""
+        wide = widened(window, self.around, self.size) if self.around else window
+        y = torch.stack([job.measurement(wide) for job in self.jobs]).to(self.pipe.device)
+        continues = self.jobs[0].continues
+        if wide == window and not continues:
+            return y
+        return own_measurement(y, Problem(self.operator, self.sigma_y(1)), wide, window, continues)
+
+    def sigma_y(self, windows: int) -> float | Tensor:
+        """σ_y of the jobs, repeated for each window."""
+        levels = self.levels
+        return levels[0] if len(set(levels)) == 1 else torch.tensor(levels * windows, device=self.pipe.device)
+
+
+class Clock:
+    """Measures the first steps of a call, and forecasts the time of the whole."""
+
+    def __init__(
+        self, started: float, jobs: int, tell: Callable[[Forecast], None] | None, device: torch.device
+    ) -> None:
+        self.started, self.jobs, self.tell, self.device = started, jobs, tell, device
+        self.done: list[float] = []  # when each step ended
+        self.forecast: Forecast | None = None
+
+    def tick(self, step: Step, size: Size, tiles: int, together: int) -> None:
+        """A step is done, of as many tiles as are restored together."""
+        if self.forecast:
+            return
+        if self.device.type == "cuda":  # where a step returns before it is done
+            torch.cuda.synchronize(self.device)
+        self.done.append(time.perf_counter())
+        if len(self.done) != min(step.steps, MEASURED_STEPS):
+            return
+        first = self.done[0] - self.started  # slower than all that follow
+        each = (self.done[-1] - self.done[0]) / (len(self.done) - 1) if len(self.done) > 1 else first
+        steps = step.steps * math.ceil(self.jobs * tiles / together)
+        self.forecast = Forecast(*size, tiles, first + each * (steps - 1))
+        if self.tell and self.forecast.seconds >= SLOW:
+            self.tell(self.forecast)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text

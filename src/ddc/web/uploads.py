@@ -1,0 +1,157 @@
+"""Visitors' files: reading them with care, finding out what is wrong with them, and deleting them. Also the examples."""
+
+import re
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import PIL.Image
+
+from ddc.degrade import degrade
+from ddc.errors import UserError
+from ddc.estimates import BlurEstimate, diagnose
+from ddc.formats import READABLE
+from ddc.images import Picture
+from ddc.problems import Task
+from ddc.web.controls import BLUR, DISC, HOLES, JPEG, LINE, NOISE, SOFT, SUPER_RESOLUTION, Choices
+from ddc.web.limits import Limits
+
+SHOWABLE = "PNG, JPEG, WebP, TIFF, BMP or HEIC"
+KIND_OF_FAMILY = {"blur": BLUR, "inpaint": HOLES, "jpeg": JPEG, "denoise": NOISE}
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A visitor's file: where it is stored, and its name on the visitor's computer."""
+
+    path: Path
+    name: str
+
+    def size(self) -> tuple[int, int]:
+        """Height and width from the file's header; the pixels are not decoded."""
+        if self.path.suffix.lower() == ".npy":  # a format for programs, not for visitors
+            raise UserError(f"{self.name} is not a picture that can be shown; expected {SHOWABLE}")
+        if not self.path.exists():
+            raise UserError(f"{self.name} is no longer here, because uploads are deleted; upload it again")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with PIL.Image.open(self.path) as image:
+                    width, height = image.size
+                    # only for the formats of cameras: reading the EXIF data of a PNG decodes it
+                    turned = image.format in ("JPEG", "MPO") and image.getexif().get(0x0112, 1) in (
+                        5,
+                        6,
+                        7,
+                        8,
+                    )
+                    return (width, height) if turned else (height, width)
+        except PIL.Image.DecompressionBombError as error:
+            pixels = int(re.findall(r"\d+", str(error))[0])
+            raise UserError(
+                f"{self.name} claims {pixels / 1e6:.0f} megapixels, far more than this page takes. Make it smaller, "
+                "or use `ddc restore`, which takes any size"
+            ) from None
+        except (PIL.UnidentifiedImageError, OSError, ValueError, SyntaxError):
+            return self._decoded().size  # says what is wrong with it, or reads a format that Pillow does not
+
+    def read(self, limits: Limits) -> Picture:
+        """The picture. Its size is checked before its pixels are decoded."""
+        height, width = self.size()
+        limits.check_size(height, width)
+        if min(height, width) < 8:
+            raise UserError(
+                f"{self.name} has {width}×{height} pixels; expected at least 8 on each side. Choose a larger one"
+            )
+        return self._decoded()
+
+    def _decoded(self) -> Picture:
+        try:
+            return Picture.read(self.path)
+        except UserError as error:
+            raise UserError(self.rename(str(error)).replace(READABLE, SHOWABLE)) from None
+
+    def rename(self, text: str) -> str:
+        """The text with the visitor's name for the file."""
+        return text.replace(str(self.path), self.name)
+
+
+def inspect(name: str, picture: Picture) -> tuple[str, Choices]:
+    """What is known about a picture, as a sentence, and the choices that fit it."""
+    found = diagnose(picture)
+    facts = [f"**{name}**, {picture.size[1]} × {picture.size[0]} pixels"]
+    if found.quality is not None:
+        facts.append(f"JPEG of quality {found.quality}")
+    if found.holes:
+        facts.append("transparent pixels, which can be filled")
+    if found.sigma is not None:
+        facts.append(f"noise of about {found.sigma:.3f}" if found.noisy else "no noticeable noise")
+    blur, shape = found.blur or BlurEstimate(width=Choices.blur), SOFT
+    if blur.radius:
+        shape = DISC
+        facts.append(f"out of focus, by a disc of about {blur.radius:.1f} pixels")
+    elif blur.length:
+        shape = LINE
+        facts.append(f"moved by about {blur.length:.0f} pixels at {blur.angle:.0f}°")
+    elif found.blur:
+        facts.append(f"blur of about {blur.width:.1f} pixels")
+    choices = Choices(
+        kind=SUPER_RESOLUTION if found.task is None else KIND_OF_FAMILY[Task.parse(found.task).family],
+        scale=4 if max(picture.size) <= 512 else 2,
+        shape=shape,
+        blur=blur.radius or blur.length or blur.width,
+        softness=Choices.softness if shape == SOFT else blur.width,
+        angle=blur.angle if shape == LINE else Choices.angle,
+        quality=found.quality or Choices.quality,
+        sigma=round(found.task_sigma, 3) if found.noisy else 0.0,
+    )
+    return ", ".join(facts) + ".", choices
+
+
+def remove_old(folder: Path, minutes: float, keep: tuple[Path, ...] = ()) -> None:
+    """Delete the files of a folder that are older than this, and the folders that become empty."""
+    before = time.time() - 60 * minutes
+    for path in sorted(folder.rglob("*"), reverse=True):  # the content of a folder before the folder
+        if any(path == kept or kept in path.parents for kept in keep):
+            continue
+        try:
+            if path.lstat().st_mtime < before:
+                path.rmdir() if path.is_dir() else path.unlink()
+        except OSError:  # it is not empty, or already gone
+            continue
+
+
+def write_examples(folder: Path) -> list[tuple[Upload, Choices]]:
+    """Write degraded examples, made from the photographs of scikit-image; returns each with the choices that fit it."""
+    from skimage import data
+
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for pixels, task, name, choices in (
+        (data.astronaut()[10:202, 120:312], "sr4", "small-face.png", Choices(SUPER_RESOLUTION)),
+        (data.chelsea()[20:212, 90:282], "gauss1.5", "blurred-cat.png", Choices(BLUR, blur=1.5)),
+        (data.rocket()[100:292, 230:422], "strokes", "scratched-rocket.png", Choices(HOLES)),
+        (data.coffee()[90:282, 150:342], "denoise", "noisy-coffee.png", Choices(NOISE, sigma=0.1)),
+    ):
+        degrade(Picture(pixels), task, choices.sigma, name=name).write(folder / name)
+        made.append((Upload(folder / name, name), choices))
+    path = folder / "compressed-shuttle.jpg"
+    PIL.Image.fromarray(data.astronaut()[60:252, 320:512]).save(path, quality=10)
+    return [*made, (Upload(path, path.name), Choices(JPEG, quality=10))]
+
+
+def write_clean_examples(folder: Path) -> list[Upload]:
+    """Write clean examples to try solvers on."""
+    from skimage import data
+
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for name, pixels in (
+        ("astronaut.png", data.astronaut()[:256, 96:352]),
+        ("cat.png", data.chelsea()[20:276, 90:346]),
+        ("coffee.png", data.coffee()[70:326, 150:406]),
+    ):
+        Picture(pixels).write(folder / name)
+        made.append(Upload(folder / name, name))
+    return made

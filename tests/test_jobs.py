@@ -1,0 +1,221 @@
+"""What is asked for, its refusals, and the jobs it becomes; and the names at the top of the package."""
+
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from skimage import data
+
+import ddc
+from ddc.errors import UserError
+from ddc.images import ROUNDING_8_BIT, Picture
+from ddc.jobs import Job, Options, Request
+from ddc.operators import JPEG, Bicubic, Colorize, Denoise, GaussianBlur, Inpaint
+from ddc.pipeline import RestorationPipeline
+from ddc.problems import Problem, Task
+from ddc.solvers.ddc import DDC
+from ddc.solvers.ddnm import DDNM
+from ddc.tiling import Window
+
+PHOTO = Picture(data.astronaut()[:40, :48], path=Path("photo.png"))
+
+
+def test_options_are_those_of_a_request() -> None:
+    own = {field.name for field in fields(Request) if field.init}
+    assert own == {"task", *Options.__annotations__}
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("sr99", {}, "whole number from 2 to 16"),
+        ("sharpen", {}, "is not known"),
+        ("sr4", {"samples": 0}, "samples must be at least 1, not 0"),
+        ("sr4", {"batch": 0}, "batch must be at least 1, not 0"),
+        ("sr4", {"tile": 63}, "at least 64 pixels"),
+        ("sr4", {"tile": -1}, "at least 64 pixels"),
+        ("sr4", {"sigma": -0.1}, "sigma is -0.1"),
+        ("sr4", {"sigma": float("nan")}, "sigma is nan"),
+        ("sr4", {"sigma": 12.75}, "divide by 255"),
+        ("sr4", {"steps": 0}, "steps must be at least 1"),
+        ("sr4", {"solver": "magic"}, "expected one of ddc"),
+        ("sr4", {"solver": "ddnm:zeta=1"}, "has no setting 'zeta'"),
+        ("auto", {"mask": torch.ones(4, 4)}, "auto takes no mask and no kernel"),
+        ("deblur", {"kernel": torch.ones(3, 3)}, "deblur takes no mask and no kernel"),
+        ("jpeg", {"mask": np.ones((4, 4))}, "jpeg takes no mask and no kernel"),
+    ],
+)
+def test_a_request_is_refused_before_a_picture_is_read(task: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Request(task, **options)
+    with pytest.raises(UserError, match=message):
+        RestorationPipeline.check_options(task, **options)
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("jpeg10", {"solver": "ddrm"}, "ddrm needs an operator with an SVD; jpeg10 is not one"),
+        ("sr4", {"mask": torch.ones(4, 4)}, "a mask was given, but the task sr4"),
+        ("gauss", {"kernel": torch.ones(3, 3)}, "a kernel was given"),
+        ("sr4", {"operator_file": "a.py:A"}, "an operator file was given"),
+        ("blur", {}, "needs a kernel"),
+    ],
+)
+def test_what_needs_an_operator_to_be_refused(task: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Request(task, **options).check()
+
+
+def test_what_needs_a_picture_is_not_refused_early() -> None:
+    for task in ("inpaint", "inpaint92", "auto", "deblur", "jpeg", "custom"):
+        Request(task).check()
+    with pytest.raises(UserError, match="no mask was given"):
+        Request("inpaint").problem(PHOTO)
+    with pytest.raises(UserError, match="needs an operator"):
+        Request("custom").problem(PHOTO)
+
+
+def test_a_request_is_parsed_once() -> None:
+    request = Request("sr4", solver="ddnm:eta=0.5", steps=3)
+    assert request.task == Task.parse("sr4") and request.method == DDNM(eta=0.5, steps=3)
+    problems = [request.problem(PHOTO) for _ in range(2)]
+    assert problems[0].operator is problems[1].operator  # what does not depend on the picture is made once
+    own = Bicubic(2)
+    assert Request(own).problem(PHOTO).operator is own and Request(own).problem(PHOTO).name == "Bicubic"
+
+
+def test_noise_is_estimated_where_nothing_is_said() -> None:
+    assert Request("sr2").problem(PHOTO).sigma_y == 0
+    assert float(Request("denoise").problem(PHOTO).sigma_y) > 0
+    assert Request("denoise", sigma=0.03).problem(PHOTO).sigma_y == 0.03
+    assert float(Request("sr2", sigma="auto").problem(PHOTO).sigma_y) > 0
+
+
+def jobs(request: Request, picture: Picture = PHOTO, index: int = 0) -> list[Job]:
+    return request.jobs(picture, request.problem(picture), index, {})
+
+
+def test_seeds_depend_on_seed_name_and_sample_alone() -> None:
+    first, second = jobs(Request("sr2", samples=2))
+    assert first.seed != second.seed
+    assert jobs(Request("sr2"))[0].seed == first.seed
+    assert jobs(Request("sr2"), index=5)[0].seed == first.seed  # a file has a name
+    assert jobs(Request("sr2", seed=1))[0].seed != first.seed
+    assert jobs(Request("sr2", names=["other.png"]))[0].seed != first.seed
+    nameless = replace(PHOTO, path=None)
+    assert jobs(Request("sr2"), nameless, 0)[0].seed != jobs(Request("sr2"), nameless, 1)[0].seed
+
+
+def job(operator: Any, picture: Picture = PHOTO, sigma_y: float = 0.0, **changes: Any) -> Job:
+    return replace(Job(picture, Problem(operator, sigma_y), 0, False, {}), **changes)
+
+
+def test_which_jobs_fit_into_one_batch() -> None:
+    one = job(Bicubic(2))
+    assert one.fits(one) and one.fits(job(Bicubic(2), seed=7))
+    assert one.fits(job(Bicubic(2), sigma_y=0.1))  # each picture has its own noise level
+    assert not one.fits(job(Bicubic(3)))
+    assert not one.fits(job(Bicubic(2), Picture(PHOTO.pixels[:20])))
+    blur = job(GaussianBlur(2.0))
+    assert blur.fits(job(GaussianBlur(2.0))) and not blur.fits(job(GaussianBlur(2.5)))
+    assert not blur.fits(job(GaussianBlur(2.0), continues=True))
+    mask = torch.ones(1, 1, 40, 48)
+    holes = mask.clone()
+    holes[..., 3:9, 3:9] = 0
+    assert not job(Inpaint(mask)).fits(job(Inpaint(holes)))
+
+
+def test_sizes_and_measurements_of_a_job() -> None:
+    assert job(Bicubic(2)).image_size() == (80, 96) and job(JPEG(10)).image_size() == (40, 48)
+    y = job(Bicubic(2)).measurement(Window(20, 40, 10, 20))
+    assert torch.allclose(y, 2 * PHOTO.tensor[:, 10:15, 20:30] - 1, atol=1e-6)
+    assert job(Colorize()).measurement(Window(0, 0, 40, 48)).shape == (1, 40, 48)
+
+
+def test_the_noise_that_a_network_is_told() -> None:
+    exact = Picture(PHOTO.pixels.astype(np.float32) / 255 * 0.9999)
+    assert job(Denoise(), exact).noise_level(DDC()) == 0
+    assert job(Denoise()).noise_level(DDC()) == ROUNDING_8_BIT
+    assert job(Denoise()).noise_level(DDNM()) == 0  # which has no network to be told
+    assert job(Denoise(), exact, continues=True).noise_level(DDC()) == ROUNDING_8_BIT
+    assert job(JPEG(10)).noise_level(DDC()) == 0
+    assert job(Denoise(), sigma_y=0.05).noise_level(DDC()) == 0.05
+    assert job(Denoise(), replace(PHOTO, grey=True), 0.05).noise_level(DDC()) == pytest.approx(0.05 * 3**0.5)
+
+
+def test_a_picture_that_fits_one_tile_is_not_tiled(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = RestorationPipeline.from_pretrained(tiny_model)
+    y = np.ascontiguousarray(data.astronaut()[:64, :40])
+    whole = pipe(y, "denoise", steps=2, tile=0)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a picture was cut, or its brightness was matched")
+
+    for name in ("plan_for", "restore_by_tiles", "surroundings_of", "match_mean"):
+        monkeypatch.setattr(f"ddc.jobs.{name}", refuse)
+    one = pipe(y, "denoise", steps=2, tile=64)
+    assert torch.equal(one.picture.tensor, whole.picture.tensor)
+    assert one.forecast is not None and one.forecast.tiles == 1
+    with pytest.raises(AssertionError, match="was cut"):
+        pipe(data.astronaut()[:65, :40], "denoise", steps=2, tile=64)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the top of the package
+
+
+def test_names_at_the_top() -> None:
+    from ddc import (
+        JPEG,
+        SOLVERS,
+        AveragePool,
+        Bicubic,
+        Colorize,
+        Denoise,
+        GaussianBlur,
+        Inpaint,
+        KernelBlur,
+        LinearOperator,
+        Operator,
+        Picture,
+        Prior,
+        Problem,
+        RestorationPipeline,
+        RestorationResult,
+        SVDOperator,
+        Task,
+        UserError,
+        make_problem,
+        make_solver,
+        restore,
+    )
+
+    classes = (JPEG, AveragePool, Bicubic, Colorize, Denoise, GaussianBlur, Inpaint, KernelBlur)
+    assert all(issubclass(one, Operator) for one in classes) and issubclass(SVDOperator, LinearOperator)
+    assert {type(make_solver(name)) for name in SOLVERS} == set(SOLVERS.values())
+    assert isinstance(make_problem("sr4"), Problem) and Task.parse("sr4").name == "sr4"
+    assert callable(restore) and issubclass(UserError, Exception)
+    for one in (Picture, Prior, RestorationPipeline, RestorationResult):
+        assert one.__name__ in dir(ddc)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ddc.nothing  # noqa: B018
+
+
+def test_importing_the_package_is_light() -> None:
+    code = "import sys, ddc; print(sorted({'torch', 'numpy', 'PIL', 'diffusers'} & set(sys.modules)), ddc.__version__)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout == f"[] {ddc.__version__}\n"
+
+
+def test_restore_uses_the_shipped_model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("ddc.pipeline", "ddc.priors"):
+        monkeypatch.setattr(f"{module}.DEFAULT_MODEL", tiny_model)
+    y = data.astronaut()[:16, :16]
+    restored = ddc.restore(y, "sr2", steps=1, seed=3)
+    assert restored.picture.size == (32, 32) and restored.seed == 3 and restored.tasks == ["sr2"]
