@@ -77,7 +77,7 @@ def read_file(source: Path | bytes, name: str | Path) -> Stored:
 def read_size(content: bytes) -> tuple[int, int] | None:
     """Height and width of the upright picture, from its first bytes; None if they are not enough."""
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with open_image(content) as image:
             # Pillow's method for PNG decodes the whole picture, to find EXIF behind the pixels.
             turned = Image.Image.getexif(image).get(_ORIENTATION, 1) in (5, 6, 7, 8)
             return (image.width, image.height) if turned else (image.height, image.width)
@@ -85,7 +85,16 @@ def read_size(content: bytes) -> tuple[int, int] | None:
         return None
 
 
-def _stream(source: Path | bytes) -> Path | io.BytesIO:
+def open_image(source: str | Path | bytes) -> Any:
+    """A file opened by Pillow, if it is in one of the formats that are read.
+
+    Pillow knows many more, and runs other programs for some of them: Ghostscript interprets the program in an EPS file.
+    """
+    allowed = [name for name in ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "HEIF") if name != "HEIF" or name in Image.OPEN]
+    return Image.open(_stream(source), formats=allowed)
+
+
+def _stream(source: str | Path | bytes) -> Any:
     return io.BytesIO(source) if isinstance(source, bytes) else source
 
 
@@ -93,12 +102,12 @@ def _register_heif() -> None:
     try:
         from pillow_heif import register_heif_opener
     except ImportError:
-        raise UserError("is HEIC, which needs another package: pip install 'ddc[heic]'") from None
+        raise UserError("is HEIC, which needs another package: pip install 'deep-data-consistency[heic]'") from None
     register_heif_opener()
 
 
 def _read_with_pillow(source: Path | bytes) -> Stored:
-    with Image.open(_stream(source)) as image:
+    with open_image(source) as image:
         # in other formats, further pages are small previews
         pages = getattr(image, "n_frames", 1) if image.format in ("TIFF", "WEBP", "PNG") else 1
         deep = {"TIFF": _tiff_16_bit, "PNG": _png_16_bit}.get(image.format or "")
@@ -171,7 +180,7 @@ def _png_16_bit(source: Path | bytes, image: Any) -> Pixels | None:
         return None
     parts = []
     for raw_mode in layout:
-        with Image.open(_stream(source)) as part:
+        with open_image(source) as part:
             part.tile = [tile._replace(args=raw_mode) for tile in part.tile]
             parts.append(np.asarray(part))
     # grey and alpha, two bytes each, are decoded as four channels

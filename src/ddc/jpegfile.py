@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, JpegImagePlugin
 
 from ddc.errors import UserError
-from ddc.formats import MALFORMED, Pixels
+from ddc.formats import MALFORMED, Pixels, open_image
 from ddc.images import Picture
 
 
@@ -50,7 +50,7 @@ def jpeg_settings(path: str | Path | None) -> JPEGSettings | None:
     if path is None:
         return None
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             found = getattr(image, "quantization", {})
             tables = tuple(tuple(found[number]) for number in sorted(found))
             sampling = JpegImagePlugin.get_sampling(image) if tables else -1
@@ -78,7 +78,7 @@ def jpeg_noise(picture: Picture) -> float:
     if picture.path is None or settings is None:
         return 0.0
     try:
-        with Image.open(picture.path) as image:
+        with open_image(picture.path) as image:
             grey = np.asarray(image.convert("L"))  # not turned upright, which would move its blocks
     except MALFORMED:
         return 0.0

@@ -513,7 +513,7 @@ def test_outputs_never_overwrite_an_input(
     link.symlink_to(photo.parent)
     assert "would overwrite" in refused(restore, capsys, link, photo)
     shutil.copy(photo, photo.parent / "photo.bmp")
-    assert "both become" in refused(restore, capsys, tmp_path / "out", photo.parent, "--ext", "png")
+    assert "would both write" in refused(restore, capsys, tmp_path / "out", photo.parent, "--ext", "png")
     assert "several to do" in refused(restore, capsys, tmp_path / "a.png", photo.parent)
     assert photo.read_bytes() == before
 

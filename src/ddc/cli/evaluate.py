@@ -49,6 +49,8 @@ class MeasuringOptions:
     folder and run the same command elsewhere."""
     vgg16: Annotated[Path | None, FILE] = None
     """VGG16's weights for LPIPS-VGG16 and FD-VGG16, vgg16.safetensors. Default: from the cache, or downloaded."""
+    fid: bool = False
+    """Measure FID. The Inception weights are downloaded once (87 MB)."""
     fid_inception: Annotated[Path | None, FILE] = None
     """The standard Inception weights, pt_inception-2015-12-05-6726825d.pth; FID is measured if they are found."""
 
@@ -79,7 +81,7 @@ class MeasuringOptions:
             self.precision,
             samples,
             keep=self.keep,
-            inception=find_inception(self.fid_inception),
+            inception=find_inception(self.fid_inception, download=self.fid),
             slow_limit=self.slow_limit,
             deadline=None if self.minutes is None else started + 60 * self.minutes,
             compile=self.compile,

@@ -124,6 +124,10 @@ class FileOptions:
         own = relative.suffix if relative.suffix.lower() in FORMATS else ".png"
         return self.out / relative.with_name(f"{relative.stem}{self.suffix}{ext or own}")
 
+    def written(self, item: Item) -> list[Path]:
+        """Every file that is written for a picture."""
+        return [item.target]
+
     def names_a_file(self) -> bool:
         """Whether --out is the name of the one result, and not a folder."""
         return self.out.suffix.lower() in FORMATS and not self.out.is_dir()
@@ -131,22 +135,22 @@ class FileOptions:
     def _without_results(self, items: list[Item]) -> list[Item]:
         """Skip what an earlier run wrote beside its inputs: a_restored.png, if a.png is an input."""
         named = {path.resolve() for path in self.inputs}
-        results = {item.target.resolve() for item in items} - named
+        results = {path.resolve() for item in items for path in self.written(item)} - named
         return [item for item in items if item.source.resolve() not in results]
 
     def _refuse_collisions(self, items: list[Item]) -> None:
         sources = {item.source.resolve() for item in items}
         taken: dict[Path, Path] = {}
-        for item in items:
-            target = item.target.resolve()
+        for source, path in [(item.source, path) for item in items for path in self.written(item)]:
+            target = path.resolve()
             if target in sources:
-                raise UserError(f"{item.target} would overwrite an input; give another folder with -o, or a --suffix")
+                raise UserError(f"{path} would overwrite an input; give another folder with -o, or a --suffix")
             if target in taken:
                 raise UserError(
-                    f"{taken[target]} and {item.source} would both become {item.target}; "
+                    f"{taken[target]} and {source} would both write {path}; "
                     "run the command once for each, with different folders"
                 )
-            taken[target] = item.source
+            taken[target] = source
 
     def _part(self) -> tuple[int, int]:
         """The part of the list that this process takes: first index and stride. A launcher of several processes sets

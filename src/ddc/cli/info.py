@@ -10,7 +10,16 @@ import tyro
 if TYPE_CHECKING:
     from torch import nn
 
-PACKAGES = ("ddc", "torch", "diffusers", "safetensors", "pillow", "pillow-heif", "accelerate", "gradio")
+PACKAGES = (
+    "deep-data-consistency",
+    "torch",
+    "diffusers",
+    "safetensors",
+    "pillow",
+    "pillow-heif",
+    "accelerate",
+    "gradio",
+)
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,9 @@ class Restore(FileOptions):
             writer.settle()
         return report.exit_code()
 
+    def written(self, item: Item) -> list[Path]:
+        return [item.target] if self.samples == 1 else sample_files(item.target, self.samples)
+
     def _task(self) -> str:
         return "custom" if self.operator is not None else self.task
 
@@ -155,7 +158,7 @@ class Restore(FileOptions):
 
     def _facts(self, item: Item, result: "RestorationResult", index: int) -> dict[str, Any]:
         height, width = result.pictures[index].pixels.shape[:2]
-        files = [item.target] if self.samples == 1 else sample_files(item.target, self.samples)
+        files = self.written(item)
         expected = result.forecast
         time = {} if expected is None else {"tiles": expected.tiles, "forecast": round(expected.seconds, 3)}
         return {

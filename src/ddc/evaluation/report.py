@@ -72,7 +72,7 @@ def check_packages() -> None:
     """Refuse before anything is measured if the report's packages are missing."""
     absent = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
     if absent:
-        raise UserError(f"the report needs {' and '.join(absent)}: pip install 'ddc[eval]'")
+        raise UserError(f"the report needs {' and '.join(absent)}: pip install 'deep-data-consistency[eval]'")
 
 
 def write_report(run: Path, page: ReportPage = ReportPage()) -> Path:

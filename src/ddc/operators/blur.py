@@ -10,11 +10,11 @@ from typing import Literal, Self
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ddc.errors import UserError
+from ddc.formats import open_image
 from ddc.operators.base import ROUNDING, LinearOperator, Operator, SeparableOperator, Size, SVDOperator, Taps
 
 
@@ -234,7 +234,7 @@ def read_kernel(path: str | Path) -> Tensor:
         if path.suffix.lower() == ".npy":
             values = np.load(path, allow_pickle=False)
         else:
-            with Image.open(path) as picture:
+            with open_image(path) as picture:
                 values = np.asarray(picture if picture.mode in ("I;16", "I", "F") else picture.convert("L"))
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"the kernel {path} cannot be read ({error}); give an image or a 2-D .npy array") from error

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, interpolate, pad
 
 from ddc.errors import UserError
+from ddc.formats import open_image
 from ddc.noise import Noise
 from ddc.operators.base import ROUNDING, Operator, Sigma, Size, SVDOperator, size_of
 
@@ -181,7 +182,7 @@ def read_mask(path: str | Path) -> Tensor:
     if not Path(path).is_file():
         raise UserError(f"the mask {path} does not exist; give a PNG of 0 (a hole) and 255 (observed)")
     try:
-        with Image.open(path) as picture:
+        with open_image(path) as picture:
             upright = ImageOps.exif_transpose(picture)
             opacity = np.asarray(upright.convert("RGBA").getchannel("A"))
             transparent = bool((opacity < 255).any())  # some programs save opaque images with alpha

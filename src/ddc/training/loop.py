@@ -27,6 +27,7 @@ from ddc.training.objectives import Objective
 from ddc.training.output import (
     Display,
     Log,
+    check_replaceable,
     latest_checkpoint,
     read_checkpoint,
     save_model,
@@ -110,10 +111,13 @@ def train(objective: Objective, report: Callable[[str], None] | None = None) -> 
         if getattr(settings, name) < 1:
             option = name.replace("_", "-")
             raise UserError(f"--{option} is {getattr(settings, name)}; expected 1 or more")
+    check_replaceable(settings.out / objective.folder)
     try:
         from accelerate import Accelerator
     except ImportError:
-        raise UserError("training needs accelerate; install it with `pip install ddc[train]`") from None
+        raise UserError(
+            "training needs accelerate; install it with `pip install 'deep-data-consistency[train]'`"
+        ) from None
     cuda = torch.cuda.is_available()
     precision = settings.precision if settings.precision != "auto" else ("bf16" if cuda else "fp32")
     if precision != "fp32" and not cuda:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,21 +101,31 @@ def weights_fingerprint(module: nn.Module) -> str:
 # -- exported models -----------------------------------------------------------------------------------------
 
 
+def check_replaceable(folder: Path) -> None:
+    """Refuse a folder with files that are not part of an exported model: exporting would delete them."""
+    ours = ("config.json", "scheduler_config.json", ".safetensors", ".safetensors.index.json")
+    for path in folder.rglob("*") if folder.exists() else ():
+        if not path.is_dir() and not path.name.endswith(ours):
+            raise UserError(
+                f"{folder} would be replaced, but {path.relative_to(folder)} in it is not part of a model; "
+                "name a new folder, or move the file"
+            )
+
+
 @contextmanager
 def _replaced(folder: Path) -> Iterator[Path]:
-    """A new folder to write into, which replaces `folder` once it is complete."""
-    partial, old = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".old")
-    for rest in (partial, old):
-        shutil.rmtree(rest, ignore_errors=True)
+    """A new folder to write into, which replaces `folder` once it is complete. Only a model is replaced."""
+    check_replaceable(folder)
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        if folder.exists():
-            folder.rename(old)
-        partial.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+            new, old = Path(temporary, "new"), Path(temporary, "old")
+            new.mkdir()
+            yield new
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise UserError(f"{folder} could not be written ({error}); what was there is untouched") from None
 
 

@@ -108,7 +108,7 @@ def serve(
         try:
             import gradio as gr
         except ImportError:
-            raise UserError("the web page needs another package: pip install 'ddc[web]'") from None
+            raise UserError("the web page needs another package: pip install 'deep-data-consistency[web]'") from None
         from ddc.web.page import RestorationPage
 
         work = Service(pipe, limits, folder)

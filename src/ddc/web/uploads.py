@@ -11,7 +11,7 @@ import PIL.Image
 from ddc.degrade import degrade
 from ddc.errors import UserError
 from ddc.estimates import BlurEstimate, diagnose
-from ddc.formats import READABLE
+from ddc.formats import READABLE, open_image
 from ddc.images import Picture
 from ddc.problems import Task
 from ddc.web.controls import BLUR, DISC, HOLES, JPEG, LINE, NOISE, SOFT, SUPER_RESOLUTION, Choices
@@ -37,7 +37,7 @@ class Upload:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                with PIL.Image.open(self.path) as image:
+                with open_image(self.path) as image:
                     width, height = image.size
                     # only for the formats of cameras: reading the EXIF data of a PNG decodes it
                     turned = image.format in ("JPEG", "MPO") and image.getexif().get(0x0112, 1) in (
