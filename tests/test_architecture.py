@@ -27,7 +27,7 @@ GROUPS: list[tuple[int, tuple[str, ...]]] = [
     (1, ("schedule.py",)),
     (2, ("operators/", "problems.py")),
     (2, ("downloads.py",)),
-    (3, ("networks.py", "guided.py", "presets.py", "priors.py", "consistency.py")),
+    (3, ("networks.py", "guided.py", "presets.py", "priors.py", "consistency.py", "posterior.py")),
     (3, ("perceptual.py",)),
     (4, ("solvers/",)),
     (5, ("tiling.py", "estimates.py", "models.py", "fast.py", "jobs.py", "pipeline.py")),

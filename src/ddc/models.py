@@ -12,6 +12,7 @@ import torch
 
 from ddc.errors import UserError
 from ddc.images import ROUNDING_8_BIT
+from ddc.posterior import PosteriorDenoiser
 from ddc.problems import Problem
 from ddc.solvers.base import Solver
 from ddc.solvers.bridge import Bridge
@@ -19,7 +20,11 @@ from ddc.solvers.dncnn import DnCNN
 
 logger = logging.getLogger("ddc")
 
-PARTS = {"bridge": "i2sb-{task}", "denoiser": "dncnn"}  # the folders of networks that solvers need beside the model
+PARTS = {
+    "bridge": "i2sb-{task}",
+    "denoiser": "dncnn",
+    "posterior": "posterior",
+}  # the folders of networks that solvers need beside the model
 
 
 def part_names(solver: Solver, task: str) -> list[str]:
@@ -40,13 +45,15 @@ def find_part(name: str, model: str | Path | None) -> Path | None:
 def load_parts(solver: Solver, model: str | Path | None, problem: Problem) -> dict[str, Any]:
     """The networks that a solver needs for a problem beside the prior and the model's own network."""
     parts: dict[str, Any] = {}
-    for need, training in {"bridge": f"i2sb --task {problem.name}", "denoiser": "dncnn"}.items():
+    how = {"bridge": f"i2sb --task {problem.name}", "denoiser": "dncnn", "posterior": "posterior"}
+    kinds: dict[str, Any] = {"bridge": Bridge, "denoiser": DnCNN, "posterior": PosteriorDenoiser}
+    for need, training in how.items():
         if need in solver.needs:
             folder = find_part(PARTS[need].format(task=problem.name), model)
             if folder is None:
                 message = f"{solver.name} needs a {need} network for {problem.name}; none was found"
                 raise UserError(f"{message}. Train one with `ddc train {training}`")
-            parts[need] = (Bridge if need == "bridge" else DnCNN).from_pretrained(folder)
+            parts[need] = kinds[need].from_pretrained(folder)
     if "bridge" in parts:
         _warn_of_noise(parts["bridge"], problem)
     return parts

@@ -25,10 +25,12 @@ WEIGHTS = "diffusion_pytorch_model"
 
 
 class CompactUNet(nn.Module):
-    """A U-Net on `patch_size`² pixel-unshuffled images, with attention at the lowest level only.
+    """A U-Net on `patch_size`² pixel-unshuffled images, with attention at the lowest level and at `attention_levels`.
 
     Convolutional elsewhere, so it takes any height and width (padded inside to a multiple of `size_multiple`).
     `channels[i]` is the width of level i, the last of which is the middle; the blocks are numbers of residual blocks.
+    `middle_blocks` more of them follow at the lowest level, each with attention. Fresh blocks and attention add nothing, so
+    that a trained network can be grown.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class CompactUNet(nn.Module):
         decoder_blocks: tuple[int, ...] = (2, 2, 2),
         head_dim: int = 64,
         groups: int = 32,
+        middle_blocks: int = 0,
+        attention_levels: tuple[int, ...] = (),
     ) -> None:
         settings = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
@@ -62,6 +66,15 @@ class CompactUNet(nn.Module):
                 stage.append(nn.Conv2d(width, channels[level + 1], 2, stride=2))
             self.down.append(stage)
 
+        self.middle = nn.ModuleList()
+        for _ in range(middle_blocks):
+            self.middle.append(ResidualBlock(channels[-1], time_dim, groups))
+            self.middle.append(Attention(channels[-1], head_dim, groups))
+        self.attend_down, self.attend_up = (
+            nn.ModuleDict({str(level): Attention(channels[level], head_dim, groups) for level in attention_levels})
+            for _ in range(2)
+        )
+
         self.up = nn.ModuleList()
         for level in reversed(range(len(channels) - 1)):
             width = channels[level]
@@ -75,12 +88,13 @@ class CompactUNet(nn.Module):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """x (B, in, H, W) and t (B,), or (1,) for all images, → (B, out, H, W)."""
         emb = self._embed(t, x.dtype)
-        *skips, h = self._encode(x, emb)
-        for stage in self.up:
+        features = self._encode(x, emb)
+        h = features[-1]
+        for stage, level in zip(self.up, reversed(range(len(self.up))), strict=True):
             upsample, fuse, *blocks = stage.children()
             h = _packed(F.pixel_shuffle(upsample(h), 2))
-            h = fuse(torch.cat([h, skips.pop()], dim=1))
-            for block in blocks:
+            h = fuse(torch.cat([h, features[level]], dim=1))
+            for block in [*self._attention(self.attend_up, level), *blocks]:
                 h = self._run_block(block, h, emb)
         h = self.exit(F.silu(self.exit_norm(h)))
         return F.pixel_shuffle(h, self.patch_size)[..., : x.shape[-2], : x.shape[-1]]
@@ -96,14 +110,22 @@ class CompactUNet(nn.Module):
         x = pad_to_multiple(x, self.size_multiple)
         h = self.enter(_packed(F.pixel_unshuffle(x, self.patch_size)))  # (B, C, H/p, W/p)
         features = []
-        for stage in self.down:
+        for level, stage in enumerate(self.down):
             for layer in stage.children():
                 if isinstance(layer, nn.Conv2d):
+                    for attention in self._attention(self.attend_down, level):
+                        h = self._run_block(attention, h, emb)
                     features.append(h)
                     h = layer(h)
                 else:
                     h = self._run_block(layer, h, emb)
+        for layer in self.middle:
+            h = self._run_block(layer, h, emb)
         return [*features, h]
+
+    @staticmethod
+    def _attention(layers: nn.ModuleDict, level: int) -> list[nn.Module]:
+        return [layers[str(level)]] if str(level) in layers else []
 
     def _run_block(self, block: nn.Module, h: Tensor, emb: Tensor) -> Tensor:
         if self.checkpointing and torch.is_grad_enabled():
@@ -174,11 +196,11 @@ class ResidualBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over the positions of the lowest level."""
+    """Self-attention over all positions."""
 
     def __init__(self, width: int, head_dim: int, groups: int) -> None:
         super().__init__()
-        self.heads = max(width // head_dim, 1)
+        self.heads = next(heads for heads in range(max(width // head_dim, 1), 0, -1) if width % heads == 0)
         self.norm = GroupNorm(groups, width)
         self.qkv = nn.Conv2d(width, 3 * width, 1)
         self.out = _zeroed(nn.Conv2d(width, width, 1))

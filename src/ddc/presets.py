@@ -56,6 +56,19 @@ NETWORKS: dict[str, dict[str, Any]] = {
     },
 }
 
+POSTERIORS: dict[str, dict[str, Any]] = {
+    # 46.6 M parameters, 98 GFLOP; the compact network with more blocks and attention where they are cheap
+    "posterior": {
+        "_class_name": "CompactUNet",
+        "out_channels": 3,
+        "channels": [96, 192, 352, 448],
+        "encoder_blocks": [2, 2, 2, 2],
+        "decoder_blocks": [3, 3, 2],
+        "middle_blocks": 4,
+        "attention_levels": [2],
+    },
+}
+
 BRIDGES: dict[str, dict[str, Any]] = {
     # 8.7 M parameters (17 MB in fp16), 28 GFLOP
     "compact": {

@@ -117,7 +117,7 @@ class Prior(nn.Module):
 def prior_folder(model: Path) -> Path | None:
     """Where a model's prior lies: in prior/, in the folder itself, or, for a network alone, in the default model."""
     places = [model / "prior" if (model / "prior").is_dir() else model]
-    if (model / "network").is_dir() and not (model / "prior").is_dir():
+    if not (model / "prior").is_dir() and any((model / name).is_dir() for name in ("network", "posterior")):
         places.append(DEFAULT_MODEL / "prior")
     return next((p for p in places if (p / "config.json").exists() or (p / "unet").exists()), None)
 

@@ -247,7 +247,7 @@ def test_missing_packages_are_named_first(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jinja2" else find(name))
-    with pytest.raises(UserError, match=r"needs jinja2: pip install 'ddc\[eval\]'"):
+    with pytest.raises(UserError, match=r"needs jinja2: pip install 'deep-data-consistency\[eval\]'"):
         Evaluate(pictures, tmp_path / "run", str(tiny_model)).run()
     assert not (tmp_path / "run").exists()
 

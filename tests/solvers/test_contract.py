@@ -15,6 +15,7 @@ from ddc.errors import UserError
 from ddc.noise import Noise
 from ddc.operators import JPEG, Bicubic, Colorize, Denoise, GaussianBlur, Inpaint, KernelBlur, Operator
 from ddc.operators.inpaint import random_mask
+from ddc.posterior import PosteriorDenoiser
 from ddc.priors import Prior
 from ddc.problems import Problem
 from ddc.solvers import SOLVERS
@@ -29,6 +30,7 @@ from ddc.solvers.dps import DPS
 from ddc.solvers.mcg import MCG
 from ddc.solvers.pigdm import PiGDM
 from ddc.solvers.reddiff import REDdiff
+from tiny import tiny_unet
 
 SIZE = 32
 SEEDS = [11, 12]
@@ -52,6 +54,7 @@ def parts(tiny_model: Path) -> dict[str, Any]:
         "network": DataConsistency.from_pretrained(tiny_model / "network"),
         "bridge": Bridge(Prior.from_pretrained(tiny_model / "prior").unet, "sr4"),
         "denoiser": denoiser,
+        "posterior": PosteriorDenoiser(tiny_unet(11, seed=3)),
     }
 
 
@@ -125,7 +128,7 @@ def test_a_batch_equals_single_runs_and_is_reproducible(
         assert bool(step.x0.isfinite().all())
         assert not step.x0.requires_grad
         assert step.noise is None or (bool(step.noise.isfinite().all()) and not step.noise.requires_grad)
-    if name not in ("pinv", "pnp-admm"):
+    if name not in ("pinv", "pnp-admm", "posterior"):  # whose first step is the mean
         assert all(step.noise is not None for step in seen)
         times = [step.t for step in seen]
         assert times == sorted(times, reverse=True)
@@ -140,7 +143,7 @@ def test_network_evaluations_are_counted(name: str, pictures: Tensor, prior: Pri
         nonlocal calls
         calls += 1
 
-    networks = [prior.unet, parts["network"].unet, parts["bridge"].unet, parts["denoiser"]]
+    networks = [prior.unet, parts["network"].unet, parts["bridge"].unet, parts["denoiser"], parts["posterior"].unet]
     hooks = [network.register_forward_hook(count) for network in networks]
     try:
         short(name).solve(Run(y, problem, prior, Noise(SEEDS), **parts))
@@ -190,6 +193,7 @@ def test_paper_defaults() -> None:
         "mcg": 1000,
         "dds": 50,
         "diffpir": 100,
+        "posterior": 20,
         "unconditional": 100,
         "pinv": 1,
     }
@@ -239,7 +243,8 @@ def test_blur_without_an_svd(name: str, pictures: Tensor, prior: Prior, parts: d
 
 
 IMPOSSIBLE = [(name, steps) for name in SOLVERS if name != "pinv" for steps in (0, -1, 1001)]
-IMPOSSIBLE.remove(("pnp-admm", 1001))  # it has no schedule that could be too short
+for name in ("pnp-admm", "posterior"):  # they have no schedule that could be too short
+    IMPOSSIBLE.remove((name, 1001))
 
 
 @pytest.mark.parametrize(("name", "steps"), IMPOSSIBLE)

@@ -40,6 +40,7 @@ from ddc.solvers.i2sb import I2SB
 from ddc.solvers.mcg import MCG
 from ddc.solvers.pigdm import PiGDM
 from ddc.solvers.pnp_admm import PnPADMM
+from ddc.solvers.posterior import Posterior
 from ddc.solvers.reddiff import REDdiff
 from ddc.solvers.unconditional import Unconditional
 
@@ -480,7 +481,7 @@ SAMPLED = {"dps": 2000, "mcg": 2000, "reddiff": 2000}  # not affine: from so man
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.4])
-@pytest.mark.parametrize("name", [name for name in SOLVERS if name not in ("ddc", "pnp-admm")])
+@pytest.mark.parametrize("name", [name for name in SOLVERS if name not in ("ddc", "pnp-admm", "posterior")])
 def test_distance_to_the_posterior(name: str, sigma: float, record_property: Callable[..., None]) -> None:
     y = measurement(sigma)
     exact = PRIOR.posterior(A, y, sigma)
@@ -503,3 +504,36 @@ def test_distance_to_the_posterior(name: str, sigma: float, record_property: Cal
     # reckon with it
     if name in ("ddnm", "ddrm", "pigdm", "diffpir") or (sigma == 0.1 and name not in ("unconditional", "pinv")):
         assert distance < scale
+
+
+class ExactPosterior:
+    """E[x0 | x_t, y] for the Gaussian prior: what a posterior network learns."""
+
+    def __init__(self, y: Array, sigma: float) -> None:
+        self.mean, self.covariance = PRIOR.posterior(A, y, sigma)
+
+    def __call__(self, measured: Any, x: Tensor, theta: Tensor, known: Any = None) -> tuple[Tensor, None]:
+        a, b = np.cos(float(theta[0])), np.sin(float(theta[0]))
+        gain = a * self.covariance @ np.linalg.inv(a**2 * self.covariance + b**2 * I)
+        return images(self.mean + (vectors(x) - a * self.mean) @ gain.T), None
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.4])
+def test_the_posterior_solver_converges_to_the_posterior(sigma: float) -> None:
+    y = measurement(sigma)
+    network, exact = ExactPosterior(y, sigma), PRIOR.posterior(A, y, sigma)
+    scale = wasserstein((PRIOR.mean, PRIOR.covariance), exact)
+
+    def distance(**settings: Any) -> float:
+        return wasserstein(mean_and_covariance(solve(Posterior(**settings), sigma, posterior=network), y), exact)
+
+    usual, fine = distance(), distance(steps=160)
+    assert fine < 0.003 * scale and fine < usual < 0.12 * scale
+    assert distance(steps=160, eta=0.0) < 0.003 * scale  # the ODE
+    mean, covariance = mean_and_covariance(solve(Posterior(realism=0.0), sigma, posterior=network), y)
+    assert np.allclose(mean, exact[0]) and np.allclose(covariance, 0)
+    spreads = [
+        np.trace(mean_and_covariance(solve(Posterior(realism=r), sigma, posterior=network), y)[1])
+        for r in (0, 0.3, 0.6, 1)
+    ]
+    assert spreads == sorted(spreads)

@@ -12,7 +12,7 @@ from ddc.priors import Prior, schedule_from_config, scheduler_config
 from ddc.training.ddc import DDCObjective
 from ddc.training.prior import PriorObjective
 from ddc.training.settings import DDCSettings, PriorSettings
-from ddc.training.tasks import TaskMix, parse_tasks
+from ddc.training.tasks import Mixes, TaskMix, parse_tasks
 
 TINY: dict[str, Any] = {
     "channels": (8, 16),
@@ -57,7 +57,8 @@ def tiny_objective(pictures: Path = NOWHERE, out: Path = NOWHERE, **options: Any
     options = QUICK | {"tasks": MIX, "prior": NOWHERE, "noiseless_share": 0.3} | options
     settings = DDCSettings(data=(pictures,), out=out, **options)
     objective = DDCObjective(settings, tiny_network(), tiny_prior(), lpips, features)
-    objective.mixes[0] = TaskMix(parse_tasks(settings.tasks), 0.05, settings.noiseless_share, 0.5)
+    mix = TaskMix(parse_tasks(settings.tasks), 0.05, settings.noiseless_share, 0.5)
+    objective.mixes = Mixes((mix,))
     return objective
 
 

@@ -1,11 +1,11 @@
-"""`ddc train`: a prior, a data-consistency network, a bridge or a denoiser."""
+"""`ddc train`: a prior, a data-consistency network, a posterior network, a bridge or a denoiser."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
-from ddc.training.settings import BridgeSettings, DDCSettings, DnCNNSettings, PriorSettings
+from ddc.training.settings import BridgeSettings, DDCSettings, DnCNNSettings, PosteriorSettings, PriorSettings
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class Train:
     settings: Annotated[
         Annotated[PriorSettings, tyro.conf.subcommand("prior")]
         | Annotated[DDCSettings, tyro.conf.subcommand("ddc")]
+        | Annotated[PosteriorSettings, tyro.conf.subcommand("posterior")]
         | Annotated[BridgeSettings, tyro.conf.subcommand("i2sb")]
         | Annotated[DnCNNSettings, tyro.conf.subcommand("dncnn")],
         tyro.conf.arg(name=""),

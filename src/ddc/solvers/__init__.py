@@ -13,6 +13,7 @@ from ddc.solvers.mcg import MCG
 from ddc.solvers.pigdm import PiGDM
 from ddc.solvers.pinv import PseudoInverse
 from ddc.solvers.pnp_admm import PnPADMM
+from ddc.solvers.posterior import Posterior
 from ddc.solvers.reddiff import REDdiff
 from ddc.solvers.unconditional import Unconditional
 
@@ -31,6 +32,7 @@ SOLVERS: dict[str, type[Solver]] = {
         MCG,
         DDS,
         DiffPIR,
+        Posterior,
         Unconditional,
         PseudoInverse,
     )

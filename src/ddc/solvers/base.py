@@ -65,8 +65,12 @@ class Run:
     def steps(self, pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         """The pairs (t, s), one step after the other."""
         for index, (t, s) in enumerate(pairs):
-            self._step = (index, len(pairs), t)
+            self.at(index, len(pairs), t)
             yield t, s
+
+    def at(self, index: int, steps: int, t: int) -> None:
+        """Say which step of how many runs, and its time."""
+        self._step = (index, steps, t)
 
     def show(self, x0: Tensor, noise: Tensor | None = None) -> None:
         """Tell the callback, if there is one, that the step is done."""

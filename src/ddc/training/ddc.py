@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,17 +31,10 @@ from ddc.training.settings import DDCSettings
 from ddc.training.tasks import (
     Draw,
     MixedOperator,
-    TaskMix,
+    Mixes,
     example_run,
     make_operators,
     noise_levels,
-    parse_tasks,
-    pick,
-)
-
-PAPER_SETTINGS = (
-    *((task, sigma) for sigma in (0.0, 0.05) for task in ("sr4", "sr8", "gauss", "inpaint92")),
-    ("jpeg10", 0.0),
 )
 
 
@@ -89,18 +81,10 @@ class DDCObjective(Objective):
         s = self.settings
         self.module, self.model = self.network.unet, self.network
         self.schedule = self.prior.schedule
-        self.mixes = [TaskMix(parse_tasks(s.tasks), s.sigma_max, s.noiseless_share)]
-        self.shares = [1.0]
-        if s.wide_tasks:
-            wide = parse_tasks(s.wide_tasks)
-            self.mixes.append(TaskMix(wide, s.wide_sigma_max, s.noiseless_share, s.eight_bit_share))
-            self.shares = [1 - s.wide_share, s.wide_share]
-        weights = [s.w_lpips, *(entry.lpips for mix in self.mixes for entry in mix.tasks)]
+        self.mixes = Mixes.of(s)
+        weights = [s.w_lpips, *(entry.lpips for mix in self.mixes.mixes for entry in mix.tasks)]
         self.uses_lpips = self.lpips is not None and any(weights)
-        # The paper's settings among the tasks; else each task, with the most noise.
-        fixed = [e.name for e in self.mixes[0].tasks if e.end is None and e.task.kind != "custom"]
-        chosen = tuple(one for one in PAPER_SETTINGS if one[0] in fixed and one[1] <= s.sigma_max)
-        self.validation_tasks = chosen or tuple((task, s.sigma_max) for task in fixed) or PAPER_SETTINGS
+        self.validation_tasks = self.mixes.validation_tasks()
         self._pairs = [DDC(steps).pairs(self.schedule) for steps in s.trajectory_steps]
         # The next pictures do not depend on the network: a thread prepares them during the backward pass.
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="refill")
@@ -226,7 +210,7 @@ class DDCObjective(Objective):
         """New pictures with their measurements; the same numbers always give the same."""
         truth = draws.crops(numbers)
         device, size = truth.device, truth.shape[-1]
-        drawn = [self._draw(draws, number, size) for number in numbers]
+        drawn = [self.mixes.draw(draws.seed, number, size) for number in numbers]
         seeds = draws.seeds(numbers, "measure")
         operators = make_operators(drawn, seeds, size, device)
         mixed = MixedOperator(operators, device)
@@ -243,10 +227,6 @@ class DDCObjective(Objective):
         begins = on_device([stage == 0 for stage in stages], device, torch.bool).view(-1, 1, 1, 1)
         x = torch.where(begins, z, noised)  # x_T ~ N(0, I) at the start of a trajectory
         return Slots(list(numbers), list(stages), drawn, operators, y, truth, x, torch.cat(known, dim=1))
-
-    def _draw(self, draws: Draws, number: int, size: int) -> Draw:
-        rng = np.random.default_rng((draws.seed, 2, number))
-        return self.mixes[pick(self.shares, rng)].draw(rng, size)
 
     # -- checkpoints and messages ----------------------------------------------------------------------------
 

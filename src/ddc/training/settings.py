@@ -116,15 +116,9 @@ class PriorSettings(LoopSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDCSettings(LoopSettings):
-    """Train a data-consistency network on a frozen prior (Algorithm 2 of the paper)."""
+class MixSettings(LoopSettings):
+    """The measurements that a network is trained on."""
 
-    objective = "ddc.training.ddc:DDCObjective"
-
-    prior: Path
-    """Folder of the frozen prior."""
-    network: str = "compact"
-    """Preset (compact, paper) or a JSON file with the network's configuration."""
     tasks: str = "sr4,sr8,gauss,inpaint92,jpeg10,denoise"
     """Tasks and ranges of tasks (jpeg5-95, gauss0.5-4, sr2-8, inpaint30-95, disc1-6, motion5-25, box32-128), each with an optional weight and LPIPS weight: inpaint92:weight=3:lpips=0.4."""
     sigma_max: float = 0.05
@@ -139,6 +133,18 @@ class DDCSettings(LoopSettings):
     """Maximum noise for --wide-tasks."""
     eight_bit_share: float = 0.5
     """Share of the noiseless measurements of --wide-tasks that are rounded to 8 bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDCSettings(MixSettings):
+    """Train a data-consistency network on a frozen prior (Algorithm 2 of the paper)."""
+
+    objective = "ddc.training.ddc:DDCObjective"
+
+    prior: Path
+    """Folder of the frozen prior."""
+    network: str = "compact"
+    """Preset (compact, paper) or a JSON file with the network's configuration."""
     w_mse: float = 1.0
     """Weight of the mean squared error."""
     w_lpips: float = 0.1
@@ -153,6 +159,22 @@ class DDCSettings(LoopSettings):
     """Share of the batch that follows the sampler's own states; 0 is the paper's algorithm."""
     trajectory_steps: tuple[int, ...] = (5,)
     """Numbers of sampling steps of these trajectories."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PosteriorSettings(MixSettings):
+    """Train a posterior network, for the solver posterior: from the least error to a sample."""
+
+    objective = "ddc.training.posterior:PosteriorObjective"
+
+    network: str = "posterior"
+    """Preset (posterior) or a JSON file with the network's configuration."""
+    mean_share: float = 0.25
+    """Share of the pictures at the first step, where the network predicts the posterior mean."""
+    median: float = 0.2
+    """Median of the noise levels of the others, which are log-normal, in units of pictures in [-1, 1]."""
+    width: float = 1.5
+    """Standard deviation of the logarithm of these noise levels."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,15 +20,22 @@ from ddc.errors import UserError
 from ddc.images import INTERNAL_RANGE, ROUNDING_8_BIT
 from ddc.noise import Noise, derive_seed, on_device
 from ddc.notation import Entry, split
-from ddc.operators.base import Operator, Sigma, Size
+from ddc.operators.base import LinearOperator, Operator, Sigma, Size
 from ddc.operators.blur import KernelBlur
 from ddc.operators.inpaint import Inpaint, stroke_mask
 from ddc.problems import KINDS, Task, measure
 from ddc.solvers.base import Run
+from ddc.training.settings import MixSettings
 
 _RANGE = re.compile(r"([a-z]+)(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)")
 # The grid of the numbers that are drawn from a range, because few blurs need few decompositions. Others are continuous.
 _STEPS = {"gauss": 0.25, "jpeg": 5, "sr": 1, "box": 1, "motion": 1}
+
+
+PAPER_SETTINGS = (
+    *((task, sigma) for sigma in (0.0, 0.05) for task in ("sr4", "sr8", "gauss", "inpaint92")),
+    ("jpeg10", 0.0),
+)
 
 
 # -- mixes ------------------------------------------------------------------------------------------------
@@ -132,6 +139,35 @@ class TaskMix:
         return draw
 
 
+@dataclass(frozen=True)
+class Mixes:
+    """The mixes of a run, and their shares."""
+
+    mixes: tuple[TaskMix, ...]
+    shares: tuple[float, ...] = (1.0,)
+
+    @staticmethod
+    def of(settings: MixSettings) -> "Mixes":
+        main = TaskMix(parse_tasks(settings.tasks), settings.sigma_max, settings.noiseless_share)
+        if not settings.wide_tasks:
+            return Mixes((main,))
+        wide = parse_tasks(settings.wide_tasks)
+        mix = TaskMix(wide, settings.wide_sigma_max, settings.noiseless_share, settings.eight_bit_share)
+        return Mixes((main, mix), (1 - settings.wide_share, settings.wide_share))
+
+    def draw(self, seed: int, number: int, size: int) -> Draw:
+        """What the picture with this number gets."""
+        rng = np.random.default_rng((seed, 2, number))
+        return self.mixes[pick(self.shares, rng)].draw(rng, size)
+
+    def validation_tasks(self) -> tuple[tuple[str, float], ...]:
+        """The paper's settings among the tasks; else each task, with the most noise."""
+        most = self.mixes[0].sigma_max
+        fixed = [entry.name for entry in self.mixes[0].tasks if entry.end is None and entry.task.kind != "custom"]
+        chosen = tuple(one for one in PAPER_SETTINGS if one[0] in fixed and one[1] <= most)
+        return chosen or tuple((task, most) for task in fixed) or PAPER_SETTINGS
+
+
 def pick(weights: Sequence[float], rng: np.random.Generator) -> int:
     """An index, drawn with these weights as `rng.choice` does, but faster."""
     total = np.cumsum(np.array(weights) / np.sum(weights))
@@ -224,6 +260,8 @@ class MixedOperator:
             merged = members[0].merge(members, device)
             self.groups.append((merged, group, slice(start, start + len(group))))
             start += len(group)
+        linear = [isinstance(operator, LinearOperator) for operator in operators]
+        self.linear = on_device(linear, device, torch.bool).view(-1, 1, 1, 1)
 
     def each(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
         """The results of `function(operator, *arguments)` for each group, in the order of the batch."""
