@@ -18,7 +18,7 @@ from torch import Tensor
 from ddc.degrade import degrade
 from ddc.errors import UserError
 from ddc.evaluation.metrics import psnr
-from ddc.images import Picture, quantise, to_internal
+from ddc.images import ROUNDING_8_BIT, Picture, quantise, to_internal
 from ddc.perceptual import LPIPS
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import make_problem
@@ -113,7 +113,8 @@ def restore_one(
     measured = Picture(quantise(measured.pixels, 8), alpha=measured.alpha)
     result = pipe(measured, task.task, sigma=task.sigma, seed=seed, names=[name])
     clean, after = photo.tensor, result.picture.tensor
-    problem = make_problem(task.task, task.sigma, photo.size, mask=measured.mask)
+    # for the guess, rounding to 8 bits is noise
+    problem = make_problem(task.task, max(task.sigma, ROUNDING_8_BIT), photo.size, mask=measured.mask)
     with torch.inference_mode():
         y = to_internal(measured.tensor)[None]
         if measured.mask is not None:
