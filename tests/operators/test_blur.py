@@ -8,9 +8,9 @@ from scipy.ndimage import convolve, gaussian_filter1d
 from skimage import data
 
 from ddc.errors import UserError
+from ddc.images import round_to_8_bit
 from ddc.operators.base import LinearOperator
 from ddc.operators.blur import GaussianBlur, KernelBlur, disc_kernel, motion_kernel, read_kernel, softened
-from ddc.training.tasks import round_to_8_bit
 
 
 @pytest.mark.parametrize("size", [(80, 70), (20, 9)])

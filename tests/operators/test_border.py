@@ -2,10 +2,9 @@ import pytest
 import torch
 from skimage import data
 
-from ddc.images import to_internal
+from ddc.images import round_to_8_bit, to_internal
 from ddc.operators.blur import Blur, GaussianBlur, KernelBlur, motion_kernel
 from ddc.operators.border import extrapolate_border, is_reflected
-from ddc.training.tasks import round_to_8_bit
 
 LOPSIDED = torch.tensor([[0.0, 0.1, 0.0, 0.0], [0.0, 0.2, 0.3, 0.0], [0.0, 0.0, 0.2, 0.2]])
 BLURS = [GaussianBlur(3.0), GaussianBlur(1.5), KernelBlur(motion_kernel()), KernelBlur(LOPSIDED)]

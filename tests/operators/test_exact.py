@@ -5,10 +5,10 @@ import torch
 from skimage import data
 from torch import Tensor
 
+from ddc.images import round_to_8_bit
 from ddc.operators.base import SVDOperator
 from ddc.operators.blur import GaussianBlur, GaussianBlurs
 from ddc.operators.superres import AveragePool, Bicubic
-from ddc.training.tasks import round_to_8_bit
 
 OPERATORS = [Bicubic(4), Bicubic(8), AveragePool(4), GaussianBlur(3.0), GaussianBlur(1.0, 9)]
 

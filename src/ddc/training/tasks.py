@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ddc.errors import UserError
-from ddc.images import INTERNAL_RANGE, ROUNDING_8_BIT
+from ddc.images import INTERNAL_RANGE, ROUNDING_8_BIT, round_to_8_bit
 from ddc.noise import Noise, derive_seed, on_device
 from ddc.notation import Entry, split
 from ddc.operators.base import LinearOperator, Operator, Sigma, Size
@@ -320,11 +320,6 @@ def noise_levels(draws: Sequence[Draw], device: torch.device) -> Tensor:
     """σ in [-1, 1] units, (B, 1, 1, 1)."""
     levels = on_device([draw.sigma_y for draw in draws], device, torch.float32)
     return (INTERNAL_RANGE * levels).view(-1, 1, 1, 1)
-
-
-def round_to_8_bit(y: Tensor) -> Tensor:
-    """What a measurement becomes in a PNG file."""
-    return ((y.clamp(-1, 1) + 1) * 127.5).round() / 127.5 - 1
 
 
 # -- examples ------------------------------------------------------------------------------------------------
