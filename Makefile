@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test lint types pytest docs clean
+.PHONY: install demo test lint types pytest attack docs clean
 
 install: $(STAMP)
 
@@ -27,6 +27,10 @@ types: $(STAMP)
 # one thread for each of several processes: quicker than one process with threads, and steady beside other work
 pytest: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+
+# the attacks of tests/attack with many more files, folders and requests than in `make test`
+attack: $(STAMP)
+	DDC_ATTACK=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/attack --numprocesses auto --maxprocesses 8 --dist loadfile
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -20,8 +20,8 @@ from typing import Any
 from ddc.cli import available, main
 from ddc.errors import UserError
 from ddc.evaluation.experiments import EXPERIMENTS
+from ddc.networks import PRESETS
 from ddc.operators import OPERATORS, LinearOperator, Operator, SVDOperator
-from ddc.presets import NETWORKS, PRIORS
 from ddc.problems import DETECTED, TASKS, make_problem
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Solver
@@ -127,7 +127,7 @@ def solvers() -> str:
 
 def presets() -> str:
     rows = ["| for | preset | class | channels |", "|---|---|---|---|"]
-    for what, named in (("prior", PRIORS), ("network", NETWORKS)):
+    for what, named in (("prior", PRESETS["prior"]), ("network", PRESETS["network"])):
         for name, config in named.items():
             channels = config.get("channels") or config["block_out_channels"]
             rows.append(f"| {what} | `{name}` | `{config['_class_name']}` | {', '.join(map(str, channels))} |")

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from ddc.noise import Noise
-from ddc.priors import Prediction
+from ddc.priors import Prediction, Schedule, Time
 from ddc.problems import make_problem
-from ddc.schedule import Schedule, Time
 from ddc.solvers.base import Run
 from ddc.solvers.ddnm import DDNM
 

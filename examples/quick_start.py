@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from ddc import Picture, RestorationPipeline
-from ddc.evaluation.metrics import psnr
 from ddc.images import to_internal, to_unit
+from ddc.perceptual import psnr
 from ddc.problems import measure
 
 

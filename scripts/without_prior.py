@@ -10,15 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ddc.evaluation.cases import load_images
-from ddc.evaluation.metrics import psnr
+from ddc.evaluation.benchmark import load_images
 from ddc.images import to_internal, to_unit
 from ddc.noise import derive_seed
-from ddc.perceptual import LPIPS
+from ddc.perceptual import LPIPS, psnr
 from ddc.pipeline import RestorationPipeline
-from ddc.priors import Denoiser, Prediction
+from ddc.priors import Denoiser, Prediction, Schedule, Time
 from ddc.problems import measure
-from ddc.schedule import Schedule, Time
 from ddc.solvers.ddc import DDC
 
 

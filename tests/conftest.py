@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddc.consistency import DataConsistency
-from ddc.priors import Prior, schedule_from_config, scheduler_config
+from ddc.priors import DataConsistency, Prior, schedule_from_config, scheduler_config
 from tiny import tiny_unet
 
 

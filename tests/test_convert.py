@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddc.cli import main
-from ddc.consistency import DataConsistency
 from ddc.convert import Layout, convert, read_layout, unet_config
 from ddc.errors import UserError
 from ddc.networks import build_network, load_network, run_unet
 from ddc.operators import Denoise
-from ddc.priors import Prior
+from ddc.priors import DataConsistency, Prior
 
 
 class RefResample(nn.Module):

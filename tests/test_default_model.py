@@ -8,13 +8,12 @@ import torch
 from skimage import data
 
 from ddc.images import Picture, to_internal, to_unit
-from ddc.models import load_parts
 from ddc.noise import Noise
 from ddc.perceptual import LPIPS
-from ddc.pipeline import RestorationPipeline
+from ddc.pipeline import RestorationPipeline, load_parts
 from ddc.problems import Task, measure
 from ddc.solvers.base import Run
-from ddc.solvers.i2sb import I2SB
+from ddc.solvers.bridge import I2SB
 
 
 def psnr(x: torch.Tensor, truth: torch.Tensor) -> float:

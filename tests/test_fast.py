@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddc.consistency import DataConsistency
 from ddc.errors import UserError
 from ddc.fast import (
     FastUNet,
@@ -27,8 +26,7 @@ from ddc.fast import (
 )
 from ddc.networks import CompactUNet
 from ddc.operators import Denoise
-from ddc.priors import Prior
-from ddc.schedule import Schedule
+from ddc.priors import DataConsistency, Prior, Schedule
 
 CPU = torch.device("cpu")
 

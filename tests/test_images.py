@@ -24,6 +24,7 @@ from ddc.images import (
     unit_float,
 )
 from ddc.jpegfile import jpeg_noise, jpeg_quality
+from tiny import lzw_tiff
 
 
 def ramp(height: int, width: int, channels: int = 3, top: int = 255) -> np.ndarray:
@@ -251,6 +252,18 @@ def test_16_bit_tiff_of_other_programs(tmp_path: Path, order: str, planes: str) 
     assert grey.grey and grey.bits == 16 and np.array_equal(grey.pixels[:, :, 2], pixels[:, :, 0])
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_16_bit_tiff_with_lzw(tmp_path: Path, channels: int) -> None:
+    """As OpenCV writes it; tifffile needs another package for it."""
+    pixels = ramp(9, 14, channels, 65535)
+    (tmp_path / "a.tif").write_bytes(lzw_tiff(pixels))
+    picture = Picture.read(tmp_path / "a.tif")
+    assert picture.bits == 16 and np.array_equal(picture.pixels[:, :, : min(channels, 3)], pixels[:, :, :3])
+    assert channels < 4 or np.array_equal(picture.alpha, pixels[:, :, 3])
+    (tmp_path / "b.tif").write_bytes(lzw_tiff(pixels, orientation=6))
+    assert np.array_equal(Picture.read(tmp_path / "b.tif").pixels, np.rot90(picture.pixels, -1))
+
+
 def test_floating_point_tiff(tmp_path: Path) -> None:
     values = np.random.default_rng(0).random((6, 7), np.float32)
     tifffile.imwrite(tmp_path / "a.tif", values, photometric="minisblack")
@@ -389,8 +402,8 @@ def test_find_pictures_keeps_the_tree_and_passes_over_other_files(tmp_path: Path
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     found = find_pictures([tmp_path], outside=tmp_path / "out")
-    assert [one.relative.as_posix() for one in found] == ["b.png", "sub/a.JPG", "sub/deep/c.npy"]
-    assert [one.relative.name for one in find_pictures([tmp_path / "notes.txt"])] == ["notes.txt"]
+    assert [relative.as_posix() for _, relative in found] == ["b.png", "sub/a.JPG", "sub/deep/c.npy"]
+    assert [relative.name for _, relative in find_pictures([tmp_path / "notes.txt"])] == ["notes.txt"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no pictures"):
         find_pictures([tmp_path / "empty"])
@@ -424,7 +437,7 @@ def test_pages_that_are_not_read_are_spoken_of(tmp_path: Path, caplog: pytest.Lo
     for name in ("scan.tiff", "moving.webp"):
         pages[0].save(tmp_path / name, save_all=True, append_images=pages[1:], lossless=True)
         assert Picture.read(tmp_path / name).pixels[0, 0].tolist() == [255, 0, 0]
-        assert f"{name} has 2 pages; the first is read" in caplog.text
+        assert f"{name} has several pages; the first is read" in caplog.text
     caplog.clear()
     pages[0].save(tmp_path / "one.tiff")
     assert Picture.read(tmp_path / "one.tiff").size == (6, 8) and not caplog.text

@@ -214,8 +214,15 @@ def test_importing_the_package_is_light() -> None:
 
 
 def test_restore_uses_the_shipped_model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("ddc.pipeline", "ddc.priors"):
-        monkeypatch.setattr(f"{module}.DEFAULT_MODEL", tiny_model)
+    monkeypatch.setattr("ddc.pipeline.DEFAULT_MODEL", tiny_model)
     y = data.astronaut()[:16, :16]
     restored = ddc.restore(y, "sr2", steps=1, seed=3)
     assert restored.picture.size == (32, 32) and restored.seed == 3 and restored.tasks == ["sr2"]
+
+
+def test_a_result_that_is_not_finite_is_an_error(tiny_model: Path) -> None:
+    pipe = RestorationPipeline.from_pretrained(tiny_model)
+    with torch.no_grad():
+        next(pipe.network.unet.exit.parameters()).fill_(3e38)  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="no finite numbers"):
+        pipe(data.astronaut()[:16, :16], "sr2", steps=2)

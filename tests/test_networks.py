@@ -20,11 +20,11 @@ from ddc.networks import (
     pad_to_multiple,
     run_unet,
     save_network,
-    set_checkpointing,
     sinusoidal,
     unet_size_multiple,
     write_out_norms,
 )
+from ddc.solvers.gradients import set_checkpointing
 
 TINY: dict[str, Any] = {
     "channels": (8, 16),
@@ -287,3 +287,61 @@ def test_norms_of_other_networks_are_written_out() -> None:
     compiled = torch.compile(write_out_norms(network), backend="aot_eager")
     assert isinstance(network[1][0], GroupNorm) and list(network.state_dict()) == names
     assert torch.equal(network(x), before) and (compiled(x) - before).abs().max() < 1e-5
+
+
+def small_diffusers(**options: Any) -> Any:
+    from diffusers import UNet2DModel
+
+    torch.manual_seed(0)
+    return UNet2DModel(
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        norm_num_groups=4,
+        attention_head_dim=8,
+        **options,
+    ).eval()
+
+
+def test_a_class_conditional_network_is_refused(tmp_path: Path) -> None:
+    save_network(small_diffusers(num_class_embeds=10), tmp_path)
+    with pytest.raises(UserError, match="class-conditional"):
+        load_network(tmp_path)
+
+
+@pytest.mark.parametrize("file", [f"{WEIGHTS}.safetensors", f"{WEIGHTS}.fp16.safetensors"])
+def test_old_names_of_attention_and_half_precision_files_are_read(file: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    network = small_diffusers()
+    save_network(network, tmp_path)
+    old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+    state = load_file(tmp_path / f"{WEIGHTS}.safetensors")
+    (tmp_path / f"{WEIGHTS}.safetensors").unlink()
+    for new, name in old.items():
+        state = {key.replace(f".{new}.", f".{name}."): tensor for key, tensor in state.items()}
+    assert sum(".proj_attn." in key for key in state) >= 4
+    save_file(state, tmp_path / file)
+    x, t = torch.randn(1, 3, 16, 16), torch.tensor([7])
+    assert torch.equal(load_network(tmp_path)(x, t).sample, network(x, t).sample)  # type: ignore[operator]
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    for value in (float("nan"), float("inf")):
+        network = compact()
+        with torch.no_grad():
+            next(network.parameters()).view(-1)[0] = value
+        save_network(network, tmp_path)
+        with pytest.raises(UserError, match="NaN or infinity"):
+            load_network(tmp_path)
+
+
+def test_an_index_names_files_of_its_own_folder(tmp_path: Path) -> None:
+    save_network(compact(), tmp_path / "model", shard_mb=0.005)
+    index = tmp_path / "model" / f"{WEIGHTS}.safetensors.index.json"
+    shard = sorted((tmp_path / "model").glob("*.safetensors"))[0]
+    shard.rename(tmp_path / shard.name)
+    index.write_text(index.read_text().replace(shard.name, f"../{shard.name}"))
+    with pytest.raises(UserError, match="same folder"):
+        load_network(tmp_path / "model")

@@ -11,7 +11,7 @@ from ddc.problems import Task
 from ddc.solvers import SOLVERS, make_solver
 from ddc.solvers.ddc import DDC
 from ddc.solvers.ddnm import DDNM
-from ddc.solvers.pigdm import PiGDM
+from ddc.solvers.gradients import PiGDM
 
 
 @pytest.mark.parametrize(

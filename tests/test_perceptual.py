@@ -17,14 +17,15 @@ from skimage import data
 from torch import Tensor
 
 import ddc.perceptual as perceptual
-from ddc.downloads import Member, fetch_member
 from ddc.errors import UserError
-from ddc.perceptual import LPIPS, Features, unit_length, vgg16_weights
+from ddc.perceptual import DISTS, LPIPS, Features, Member, fetch_member, unit_length, vgg16_weights
 from ddc.pickles import unpickle_arrays
 
 # lpips 0.1.4 (version "0.1", torchvision's ImageNet weights) on the centre 256×256 of scikit-image's pictures,
 # the first four against themselves as 4×4 block means, then astronaut against coffee and cat against rocket.
 ALEX = [0.363944, 0.318777, 0.547528, 0.140554, 0.663641, 0.904717]
+# DISTS-pytorch 0.1 on the same pairs
+REFERENCE_DISTS = [0.324360, 0.328327, 0.447592, 0.245031, 0.360770, 0.567090]
 VGG = [0.441773, 0.402040, 0.552120, 0.221093, 0.753953, 0.885676]
 
 
@@ -58,6 +59,17 @@ def test_vgg16_equals_the_reference_package() -> None:
     x, y = pairs()
     torch.testing.assert_close(vgg(x[:3], y[:3]), torch.tensor(VGG[:3]), atol=1e-5, rtol=0)
     torch.testing.assert_close(vgg(x[3:], y[3:]), torch.tensor(VGG[3:]), atol=1e-5, rtol=0)
+
+
+def test_dists_equals_the_reference_package() -> None:
+    try:
+        dists = DISTS(LPIPS("vgg"))
+    except UserError as error:
+        pytest.skip(str(error))
+    x, y = ((part[:3] + 1) / 2 for part in pairs())
+    torch.testing.assert_close(dists(x, y), torch.tensor(REFERENCE_DISTS[:3]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(dists(x, x), torch.zeros(3), atol=1e-5, rtol=0)
+    assert not any(p.requires_grad for p in dists.parameters())
 
 
 def test_is_symmetric_zero_on_equals_and_per_image(alex: LPIPS) -> None:

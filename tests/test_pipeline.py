@@ -13,13 +13,13 @@ from skimage import data
 from torch import Tensor
 
 from ddc import jobs
-from ddc.consistency import DataConsistency
 from ddc.errors import UserError
 from ddc.fast import pick_device
 from ddc.images import ROUNDING_8_BIT, Picture, to_internal, to_unit
 from ddc.operators import Bicubic, GaussianBlur, LinearOperator
 from ddc.operators.base import Size
 from ddc.pipeline import RestorationPipeline
+from ddc.priors import DataConsistency
 from ddc.problems import Task
 from ddc.solvers.base import Step, make_solver
 from ddc.solvers.ddnm import DDNM
@@ -33,8 +33,7 @@ def pipe(tiny_model: Path) -> RestorationPipeline:
 
 def ship(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Have the package ship the model in `folder`."""
-    for module in ("ddc.pipeline", "ddc.priors"):
-        monkeypatch.setattr(f"{module}.DEFAULT_MODEL", folder)
+    monkeypatch.setattr("ddc.pipeline.DEFAULT_MODEL", folder)
 
 
 def crops(count: int, side: int) -> list[Tensor]:
@@ -411,8 +410,9 @@ def test_each_picture_says_what_is_wrong_with_it(pipe: RestorationPipeline) -> N
     filled = result.pictures[2]
     assert filled.mask is None or bool(filled.mask.all())
     assert pipe(noisy, "auto", sigma=0.1, steps=1).sigma == [0.1]
-    with pytest.raises(UserError, match="no blur and no noise; name what should be done, as in --task sr4"):
-        pipe([noisy, cup], "auto")
+    both = pipe([noisy, cup], "auto", steps=1)
+    assert both.tasks == ["denoise", "nothing"] and "is left as it is: Nothing is wrong" in both.notes[1][0]
+    assert "noise" in both.found[0][0] and torch.equal(both.pictures[1].tensor, cup)
 
 
 def test_what_is_left_out_of_a_call(pipe: RestorationPipeline) -> None:
@@ -556,3 +556,12 @@ def test_no_default_model_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     ship(monkeypatch, tmp_path / "default")
     with pytest.raises(UserError, match="--model"):
         RestorationPipeline.from_pretrained()
+
+
+def test_a_model_in_a_closed_folder_is_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: Path, **_: object) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", closed)
+    with pytest.raises(UserError, match=r"cannot be read \(Permission denied\)"):
+        RestorationPipeline.from_pretrained(tiny_model)

@@ -9,8 +9,7 @@ import torch
 
 from ddc.errors import UserError
 from ddc.networks import WEIGHTS, CompactUNet, run_unet, save_network
-from ddc.priors import Prior, schedule_from_config, scheduler_config
-from ddc.schedule import Schedule
+from ddc.priors import Prior, Schedule, schedule_from_config, scheduler_config
 from ddc.solvers.bridge import Bridge
 
 TINY: dict[str, Any] = {
@@ -163,3 +162,57 @@ def test_a_bridge_is_no_prior(tmp_path: Path) -> None:
     Bridge(make_unet(), "sr4").save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"is a bridge network.*as i2sb-sr4"):
         Prior.from_pretrained(tmp_path)
+
+
+def test_only_schedulers_of_ddpms_are_read() -> None:
+    for name in ("ScoreSdeVe", "EDMEuler", "FlowMatchEulerDiscrete", "CMStochasticIterative", "KarrasVe", "TCD"):
+        with pytest.raises(UserError, match=name):
+            schedule_from_config({"_class_name": f"{name}Scheduler"})
+    same = [schedule_from_config({"_class_name": f"{name}Scheduler"}) for name in ("DDIM", "PNDM", "EulerDiscrete")]
+    assert all(torch.equal(one.alpha_bars, Schedule.linear().alpha_bars) for one in same)
+
+
+@pytest.mark.parametrize("prediction_type", ["v_prediction", "sample", "epsilon"])
+@pytest.mark.parametrize("zero_snr", [True, False])
+def test_x0_is_that_of_diffusers(prediction_type: str, zero_snr: bool, tmp_path: Path) -> None:
+    from diffusers import DDIMScheduler
+
+    settings = {"prediction_type": prediction_type, "rescale_betas_zero_snr": zero_snr, "clip_sample": False}
+    theirs = DDIMScheduler(beta_start=1e-4, beta_end=0.02, set_alpha_to_one=True, **settings)
+    save_network(make_unet(), tmp_path / "unet")
+    theirs.save_pretrained(tmp_path / "scheduler")
+    if zero_snr and prediction_type == "epsilon":
+        with pytest.raises(UserError, match="pure noise"):
+            Prior.from_pretrained(tmp_path)
+        return
+    prior = Prior.from_pretrained(tmp_path)
+    theirs.set_timesteps(1000)
+    for t in (0, 10, 500, 900, 999):
+        raw = run_unet(prior.unet, X, t)
+        expected = theirs.step(raw, t, X).pred_original_sample
+        assert torch.allclose(prior.predict(X, t).x0, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_fixed_variances(tmp_path: Path) -> None:
+    """fixed_large is β, fixed_small β̃; "learned" is not what learned_range is."""
+    save_network(make_unet(), tmp_path)
+    for kind, large in (("fixed_small", False), ("fixed_large", True)):
+        (tmp_path / "scheduler_config.json").write_text(json.dumps({"variance_type": kind}))
+        prior = Prior.from_pretrained(tmp_path)
+        v = prior.predict(X, 500).v
+        assert (v is not None) == large
+        a_t, a_s = prior.schedule.alpha_bars[500], prior.schedule.alpha_bars[400]
+        beta = 1 - a_t / a_s
+        variance = beta if large else beta * (1 - a_s) / (1 - a_t)
+        std = prior.schedule.posterior_std(X, 500, 400, v)
+        assert torch.allclose(std, variance.sqrt().float().expand_as(std), rtol=1e-5)
+    (tmp_path / "scheduler_config.json").write_text('{"variance_type": "learned"}')
+    with pytest.raises(UserError, match="learned_range"):
+        Prior.from_pretrained(tmp_path)
+
+
+def test_the_unet_of_a_pipeline_knows_its_scheduler(tmp_path: Path) -> None:
+    prior = make_prior(beta_schedule="squaredcos_cap_v2")
+    prior.save_pretrained(tmp_path)
+    alone = Prior.from_pretrained(tmp_path / "unet")
+    assert torch.equal(alone.schedule.alpha_bars, prior.schedule.alpha_bars)

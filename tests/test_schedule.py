@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ddc.errors import UserError
-from ddc.schedule import Schedule
+from ddc.priors import Schedule, schedule_from_config
 
 LINEAR = Schedule.linear()
-COSINE = Schedule.cosine()
+COSINE = schedule_from_config({"beta_schedule": "squaredcos_cap_v2"})
 ONE = torch.ones(1, 1, 1, 1, dtype=torch.float64)
 ZERO = torch.zeros_like(ONE)
 PAIRS = [(999, 998), (800, 600), (500, 0), (200, 199), (1, 0)]
@@ -54,7 +54,9 @@ def test_linear_table() -> None:
 
 
 def test_scaled_linear_table() -> None:
-    schedule = Schedule.scaled_linear(10, 1e-2, 4e-2)
+    schedule = schedule_from_config(
+        {"num_train_timesteps": 10, "beta_schedule": "scaled_linear", "beta_start": 1e-2, "beta_end": 4e-2}
+    )
     assert schedule.alpha_bars[0].item() == pytest.approx(0.99)
     assert (schedule.alpha_bars[9] / schedule.alpha_bars[8]).item() == pytest.approx(0.96)
 

@@ -1,5 +1,8 @@
-"""A tiny network of the real class."""
+"""A tiny network of the real class, and a small file that no library here writes."""
 
+import struct
+
+import numpy as np
 import torch
 
 from ddc.networks import CompactUNet
@@ -22,3 +25,29 @@ def tiny_unet(in_channels: int, seed: int, out_channels: int = 3) -> CompactUNet
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.02)
     return unet.eval().requires_grad_(False)
+
+
+def lzw_tiff(pixels: np.ndarray, photometric: int | None = None, orientation: int = 1) -> bytes:
+    """A 16-bit TIFF compressed with LZW; the table is cleared so often that every code is a literal of 9 bits."""
+    height, width, channels = pixels.shape
+    data = pixels.astype("<u2").tobytes()
+    codes = [code for i in range(0, len(data), 200) for code in (256, *data[i : i + 200])]
+    bits = "".join(f"{code:09b}" for code in [*codes, 257])
+    bits += "0" * (-len(bits) % 8)
+    strip = int(bits, 2).to_bytes(len(bits) // 8, "big")
+    strip += b"\0" * (len(strip) % 2)
+    colour = (2 if channels >= 3 else 1) if photometric is None else photometric
+    tags = {256: width, 257: height, 258: 16, 259: 5, 262: colour, 273: 8, 274: orientation, 277: channels}
+    tags |= {278: height, 279: len(strip), 284: 1} | ({338: 2} if channels in (2, 4) else {})
+    directory = 8 + len(strip)
+    depths = directory + 2 + 12 * len(tags) + 4  # 16, once for each channel
+    entries = b""
+    for tag, value in tags.items():
+        if tag == 258 and channels > 2:
+            entries += struct.pack("<HHII", tag, 3, channels, depths)
+        elif tag == 258:
+            entries += struct.pack("<HHIHH", tag, 3, channels, 16, 16 if channels == 2 else 0)
+        else:
+            entries += struct.pack("<HHII", tag, 4, 1, value)
+    head = b"II*\0" + struct.pack("<I", directory) + strip + struct.pack("<H", len(tags))
+    return head + entries + b"\0\0\0\0" + struct.pack(f"<{channels}H", *[16] * channels)

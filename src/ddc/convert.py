@@ -5,6 +5,7 @@ older improved-diffusion networks. Most of the architecture is inferred from the
 are options: the width or number of attention heads, the order of queries, keys and values, and the noise schedule.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ddc.errors import UserError
-from ddc.networks import build_network, check_fit, read_config, save_network
+from ddc.networks import build_network, check_finite, check_fit, read_config, save_network
 from ddc.pickles import State, read_checkpoint
 from ddc.priors import Prior, schedule_from_config, scheduler_config
 
@@ -76,20 +77,29 @@ def convert(checkpoint: str | Path, out: str | Path, **options: Any) -> None:
     if not checkpoint.is_file():
         raise UserError(f"{checkpoint} is not a file; expected a checkpoint, for example 256x256_diffusion_uncond.pt")
     state = read_checkpoint(checkpoint)
+    if any(tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes() for tensor in state.values()):
+        raise UserError(
+            f"{checkpoint} holds tensors that are larger than their data; save the model's state_dict again"
+        )
+    check_finite(state, checkpoint)
     if "conv_in.weight" in state:
         config = read_config(checkpoint.parent)
         extra = {"inputs": config.pop("inputs")} if "inputs" in config else {}
         save_network(_fitting_network(config, state, checkpoint), out, state=state, extra_config=extra)
         return
 
-    layout = read_layout(state, checkpoint)
+    try:
+        layout = read_layout(state, checkpoint)
+        _check_heads(layout, settings)
+        converted = _Conversion(state, layout, settings, checkpoint).run()
+    except (IndexError, TypeError, RuntimeError, ZeroDivisionError) as error:
+        shape = "its tensors do not have the shapes of one"
+        raise UserError(f"{checkpoint} is not a guided-diffusion U-Net: {shape} ({str(error)[:80]})") from None
     if (layout.in_channels, layout.out_channels) not in ((3, 3), (3, 6)):
         raise UserError(
             f"{checkpoint} has {layout.in_channels} input and {layout.out_channels} output channels; "
             "an RGB prior has 3 and 3 (or 6, with learned variance). Upsamplers cannot be converted"
         )
-    _check_heads(layout, settings)
-    converted = _Conversion(state, layout, settings, checkpoint).run()
     network = _fitting_network(unet_config(layout, settings), converted, checkpoint)
     scheduler = scheduler_config(
         train_steps=settings.diffusion_steps,
@@ -109,7 +119,12 @@ def read_layout(state: State, source: Path | str) -> Layout:
     if absent:
         raise UserError(f"{source} is not a guided-diffusion U-Net: it has no {absent[0]}")
     names = [name.split(".") for name in state]
-    numbers = {int(name[1]) for name in names if name[0] == "input_blocks"}
+    found = {name[1] for name in names if name[0] == "input_blocks"}
+    if any(name[0].endswith("_blocks") and len(name) < 4 for name in names) or not all(
+        re.fullmatch(r"\d{1,3}", number) for number in found
+    ):
+        raise UserError(f"{source} is not a guided-diffusion U-Net: its blocks are not numbered as those are")
+    numbers = {int(number) for number in found}
     blocks = 1 + max(numbers)
     # Resampling separates the levels: it is a layer of its own on the way down, and the last layer of a block
     # on the way up. Average pooling has no weights and leaves a gap in the numbers.
@@ -301,7 +316,7 @@ def _fitting_network(config: dict[str, Any], state: State, source: Path) -> torc
     """The network of `config` on the meta device; its names and shapes must be those of the state."""
     with torch.device("meta"):
         network = build_network(config)
-    check_fit(network, state, source)
+    check_fit(network, {name: tensor.shape for name, tensor in state.items()}, source)
     return network
 
 

@@ -1,12 +1,18 @@
-"""Where pictures for training and evaluation are found: folders, tar archives, and the files of Hugging Face datasets."""
+"""Pictures for training and evaluation: found in folders, tar archives and the files of Hugging Face datasets, and decoded
+at once or on demand."""
 
+import hashlib
+import os
 import posixpath
 import re
 import tarfile
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +20,8 @@ from torch import Tensor
 
 from ddc.errors import UserError
 from ddc.formats import Pixels, read_size
-from ddc.images import Picture, quantise
+from ddc.images import Picture, from_uint8, quantise
+from ddc.noise import on_device
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
 TABLES = {".parquet", ".arrow"}
@@ -161,3 +168,146 @@ def read_header(source: Source) -> Size | None:
         return read_size(source.read(1 << 16)) or read_size(source.read())
     except (OSError, ValueError):
         return None
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a crop: the picture's index, the crop's first row and column, and whether it is mirrored."""
+
+    index: int
+    top: int
+    left: int
+    mirrored: bool = False
+
+
+class Pictures(ABC):
+    """The pictures that are not smaller than the crop, in order, with their sizes (height and width)."""
+
+    def __init__(self, sources: list[Source], sizes: list[Size | None], crop: int, device: torch.device | str) -> None:
+        usable = {i: size for i, size in enumerate(sizes) if size and min(size) >= crop}
+        self.unreadable = sum(size is None for size in sizes)
+        self.too_small = len(sources) - self.unreadable - len(usable)
+        if not usable:
+            raise UserError(
+                f"none of {len(sources)} pictures can be used: {self.unreadable} unreadable, {self.too_small} smaller "
+                f"than the {crop}-pixel crop; give larger pictures or a smaller --crop"
+            )
+        self.indices, self.sizes = list(usable), list(usable.values())
+        self.names = [sources[i].name for i in usable]
+        self.device = torch.device(device)
+        self.contents = ""  # see `contents`
+        self.count = f"{len(usable)} pictures"  # in words, with those that are not used
+        self.count += f", {self.unreadable} unreadable passed over" if self.unreadable else ""
+        self.count += f", {self.too_small} smaller than the crop passed over" if self.too_small else ""
+        text = "\n".join(f"{name} {size}" for name, size in zip(self.names, self.sizes, strict=True))
+        self.fingerprint = f"{len(usable)} pictures, {hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    def crops(self, numbers: Sequence[int], places: Sequence[Place], side: int) -> Tensor:
+        """The crops of these draws in [-1, 1], (B, 3, side, side), on the device."""
+        pixels = self._pixels(numbers, places, side)
+        if any(place.mirrored for place in places):
+            mirrored = on_device([place.mirrored for place in places], self.device, torch.bool).view(-1, 1, 1, 1)
+            pixels = torch.where(mirrored, pixels.flip(2), pixels)
+        return from_uint8(pixels.permute(0, 3, 1, 2))
+
+    @abstractmethod
+    def _pixels(self, numbers: Sequence[int], places: Sequence[Place], side: int) -> Tensor:
+        """The crops as uint8, (B, side, side, 3), not mirrored."""
+
+
+class Pool(Pictures):
+    """All pictures, decoded one after the other into one uint8 tensor on the device."""
+
+    def __init__(self, sources: list[Source], crop: int, device: torch.device | str = "cpu", workers: int = 16) -> None:
+        with ThreadPoolExecutor(workers) as executor:
+            decoded = list(executor.map(read_pixels, sources))
+        super().__init__(sources, [None if pixels is None else pixels.shape[:2] for pixels in decoded], crop, device)
+        flat = [pixels.reshape(-1, 3) for i in self.indices if (pixels := decoded[i]) is not None]
+        self.pixels = torch.from_numpy(np.concatenate(flat)).to(device)  # (total of height·width, 3)
+        self.starts = [0, *np.cumsum([len(pixels) for pixels in flat]).tolist()]
+
+    def _pixels(self, numbers: Sequence[int], places: Sequence[Place], side: int) -> Tensor:
+        corners = [self.starts[p.index] + p.top * self.sizes[p.index][1] + p.left for p in places]
+        widths = [self.sizes[p.index][1] for p in places]
+        corner, width = on_device([corners, widths], self.device, torch.int64).view(2, -1, 1, 1)
+        steps = torch.arange(side, device=self.device)
+        return self.pixels[corner + steps.view(1, -1, 1) * width + steps]
+
+
+class Stream(Pictures):
+    """Pictures that are decoded on demand, by threads that work ahead of the training.
+
+    A picture with a valid header that cannot be decoded is replaced by the next one.
+    """
+
+    def __init__(
+        self, sources: list[Source], sizes: list[Size | None], crop: int, device: torch.device | str, workers: int
+    ) -> None:
+        super().__init__(sources, sizes, crop, device)
+        self.sources = [sources[i] for i in self.indices]
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="decode")
+        self._coming: dict[int, Future[Tensor]] = {}
+        self._broken: set[int] = set()
+
+    def expect(self, numbers: Sequence[int], places: Sequence[Place], side: int) -> None:
+        """Start to decode the crops of these draws."""
+        for number, place in zip(numbers, places, strict=True):
+            if number not in self._coming:
+                self._coming[number] = self._executor.submit(self._decode, place, side)
+
+    def _pixels(self, numbers: Sequence[int], places: Sequence[Place], side: int) -> Tensor:
+        self.expect(numbers, places, side)
+        crops = torch.stack([self._coming.pop(number).result() for number in numbers])
+        if self.device.type != "cuda":
+            return crops.to(self.device)
+        return crops.pin_memory().to(self.device, non_blocking=True)
+
+    def _decode(self, place: Place, side: int) -> Tensor:
+        for step in range(len(self.names)):
+            index = (place.index + step) % len(self.names)
+            pixels = None if index in self._broken else read_pixels(self.sources[index])
+            if pixels is not None:
+                top, left = min(place.top, pixels.shape[0] - side), min(place.left, pixels.shape[1] - side)
+                return torch.from_numpy(pixels[top : top + side, left : left + side].copy())
+            if index not in self._broken:
+                self._broken.add(index)
+                self.unreadable += 1
+        raise UserError(f"none of the {len(self.names)} pictures can be decoded; look at the data")
+
+
+def contents(sources: list[Source], workers: int) -> str:
+    """A short hash of the beginning (256 KB) and the length of each file: of most photographs, all there is."""
+
+    def of(source: Source) -> bytes:
+        try:
+            beginning = source.read(1 << 18)
+            length = source.path.stat().st_size if source.size < 0 and source.column is None else source.size
+            return hashlib.sha256(f"{length} ".encode() + beginning).digest()
+        except (OSError, ValueError):
+            return b"unreadable"
+
+    with ThreadPoolExecutor(workers) as executor:
+        return hashlib.sha256(b"".join(executor.map(of, sources))).hexdigest()[:12]
+
+
+def load_pictures(
+    sources: list[Source],
+    crop: int,
+    device: torch.device | str = "cpu",
+    stream: Literal["auto", "on", "off"] = "auto",
+    workers: int = 8,
+    share: float = 0.3,
+) -> Pictures:
+    """A pool, or a stream if the decoded pictures would take more than `share` of the device's memory."""
+    if stream == "off":
+        return Pool(sources, crop, device)
+    with ThreadPoolExecutor(workers) as executor:
+        headers = list(executor.map(read_header, sources))
+    needed = sum(3 * size[0] * size[1] for size in headers if size)
+    if torch.device(device).type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:  # Windows has no sysconf
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 << 30
+    if stream == "auto" and needed <= share * memory:
+        return Pool(sources, crop, device)
+    return Stream(sources, headers, crop, device, workers)

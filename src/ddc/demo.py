@@ -17,9 +17,8 @@ from torch import Tensor
 
 from ddc.degrade import degrade
 from ddc.errors import UserError
-from ddc.evaluation.metrics import psnr
 from ddc.images import ROUNDING_8_BIT, Picture, quantise, to_internal
-from ddc.perceptual import LPIPS
+from ddc.perceptual import LPIPS, psnr
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import make_problem
 
@@ -126,13 +125,10 @@ def restore_one(
     return DemoResult(name, clean, before, after, (psnrs[0], psnrs[1]), (distances[0], distances[1]), result.seconds)
 
 
-def as_image(x: Tensor) -> PIL.Image.Image:
-    return PIL.Image.fromarray(quantise(x.permute(1, 2, 0).numpy(), 8))
-
-
 def grid(rows: list[tuple[Tensor, ...]]) -> PIL.Image.Image:
     """Pictures of one size in rows and columns."""
-    return as_image(torch.cat([torch.cat(row, dim=2) for row in rows], dim=1))
+    x = torch.cat([torch.cat(row, dim=2) for row in rows], dim=1)
+    return PIL.Image.fromarray(quantise(x.permute(1, 2, 0).numpy(), 8))
 
 
 def write_overview(path: Path, results: dict[DemoTask, list[DemoResult]], width: int = 1600) -> None:
@@ -147,14 +143,8 @@ def write_overview(path: Path, results: dict[DemoTask, list[DemoResult]], width:
 def table(results: dict[DemoTask, list[DemoResult]]) -> Table:
     made = Table(title="mean over four photographs (8-bit measurements, five steps)")
     made.add_column("task")
-    headings = (
-        "noise σ",
-        "PSNR of the first guess",
-        "restored",
-        "LPIPS of the first guess",
-        "restored",
-        "seconds each",
-    )
+    guess = "of the first guess"
+    headings = ("noise σ", f"PSNR {guess}", "restored", f"LPIPS {guess}", "restored", "seconds each")
     for heading in headings:
         made.add_column(heading, justify="right")
     for task, rows in results.items():
@@ -181,7 +171,7 @@ def write_page(path: Path, results: dict[DemoTask, list[DemoResult]], seed: int)
             stem = f"{row.name}-{task.stem}"
             pictures = {f"{row.name}": row.clean, f"{stem}-before": row.before, f"{stem}-after": row.after}
             for name, x in pictures.items():
-                as_image(x).save(folder / f"{name}.png")
+                grid([(x,)]).save(folder / f"{name}.png")
             figures.append(
                 f'<figure><div class="pair" style="--at:50%">'
                 f'<img src="pictures/{stem}-after.png" alt="{row.name}, restored">'

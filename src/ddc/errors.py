@@ -7,3 +7,7 @@ class UserError(ValueError):
     The message is one line: what was wrong, what was expected, what to do. The command line prints it
     without a traceback and exits with code 2.
     """
+
+    def __str__(self) -> str:
+        """The message in one line, also if a file's name in it has several."""
+        return " ".join(super().__str__().splitlines())

@@ -20,17 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddc.consistency import DataConsistency
-from ddc.downloads import cache_folder
 from ddc.errors import UserError
 from ddc.images import to_unit
 from ddc.networks import ResidualBlock, run_unet, unet_size_multiple, write_out_norms
 from ddc.noise import Noise
-from ddc.priors import Prior
+from ddc.perceptual import cache_folder
+from ddc.priors import DataConsistency, Prior
 from ddc.problems import make_problem
 from ddc.solvers.base import Run
 from ddc.solvers.ddc import DDC
-from ddc.solvers.unconditional import Unconditional
+from ddc.solvers.references import Unconditional
 
 logger = logging.getLogger("ddc")
 

@@ -1,7 +1,10 @@
 """Reads and writes each file format, as plain arrays. `Picture.read` and `Picture.write` are the way in."""
 
+import errno
 import io
+import stat
 import struct
+import sys
 import warnings
 import zlib
 from contextlib import suppress
@@ -28,8 +31,10 @@ READABLE = "PNG, JPEG, WebP, TIFF, BMP, HEIC or .npy"
 KEEPS_ALPHA = {"PNG", "WEBP", "TIFF", "HEIF", "NPY"}
 KEEPS_16_BITS = {"PNG", "TIFF"}
 MAX_PIXELS = 178_956_970  # a file that claims more is treated as a decompression bomb, also by Pillow
-# What the decoders raise for a damaged file.
-MALFORMED = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, struct.error, zlib.error)
+MAX_WEBP_SIDE = 16383  # Pillow decodes longer rows in quadratic time
+MAX_RLE_PIXELS = 4_000_000  # Pillow decodes run lengths of a BMP byte by byte, also from a file of 60 bytes
+MAX_SCANS = 100  # of a progressive JPEG, each of which goes over the whole picture; usual are about 10
+CLOSED = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 
 # TIFF tags that describe the layout of the pixels, which would be wrong in another file.
 _LAYOUT_TAGS = {
@@ -37,6 +42,7 @@ _LAYOUT_TAGS = {
     *(262, 266, 273, 274, 277, 278, 279, 284, 292, 293, 317, 320, 322, 323, 324, 325, 330, 338, 339, 347),
 }
 _ORIENTATION = 0x0112
+_DIRECTORIES = {0x8769, 0x8825, 0xA005}  # of EXIF: the camera, the place, interoperability
 
 # Pillow warns about large pictures, whose size is checked here, and about odd EXIF, which is ignored. A filter
 # for the duration of one read would not be safe with threads.
@@ -49,15 +55,18 @@ class Stored(NamedTuple):
     pixels: Pixels  # (H, W, 1 to 4): grey, grey and alpha, RGB, RGB and alpha; uint8, uint16 or float32
     icc: bytes | None = None
     exif: bytes | None = None  # its orientation is "upright"
-    pages: int = 1
+    several: bool = False  # whether the file has more pages
 
 
 def read_file(source: Path | bytes, name: str | Path) -> Stored:
-    """Read a file, or the bytes of one. Raises a `UserError` that starts with `name` if that fails."""
-    if not (len(source) if isinstance(source, bytes) else source.stat().st_size):
-        raise UserError(f"{name} is empty (0 bytes); copy it again")
+    """Read a file, or the bytes of one. Whatever goes wrong is a `UserError` that starts with `name`."""
     suffix = Path(name).suffix.lower()
     try:
+        status = None if isinstance(source, bytes) else source.stat()
+        if status and stat.S_ISDIR(status.st_mode):
+            raise UserError("is a folder; expected one picture")
+        if not (status.st_size if status else len(bytes(source))):
+            raise UserError("is empty (0 bytes); copy it again")
         if suffix == ".npy":
             return _read_npy(source)
         if FORMATS.get(suffix) == "HEIF":
@@ -69,7 +78,13 @@ def read_file(source: Path | bytes, name: str | Path) -> Stored:
         raise UserError(f"{name} claims more than {MAX_PIXELS / 1e6:.0f} megapixels; cut it into parts") from None
     except Image.UnidentifiedImageError:
         raise UserError(f"{name} is not a picture that can be read; expected {READABLE}") from None
-    except MALFORMED as error:
+    except MemoryError:
+        raise UserError(f"{name} does not fit into memory; cut it into parts") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{name} does not exist") from None
+    except Exception as error:  # decoders raise nearly everything for a damaged file
+        if isinstance(error, OSError) and error.errno in CLOSED:
+            raise UserError(f"{name} cannot be opened ({error.strerror}); check its name and permissions") from None
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{name} is damaged or cut short ({reason}); copy it again") from None
 
@@ -81,17 +96,32 @@ def read_size(content: bytes) -> tuple[int, int] | None:
             # Pillow's method for PNG decodes the whole picture, to find EXIF behind the pixels.
             turned = Image.Image.getexif(image).get(_ORIENTATION, 1) in (5, 6, 7, 8)
             return (image.width, image.height) if turned else (image.height, image.width)
-    except (*MALFORMED, Image.DecompressionBombError):
+    except Exception:
         return None
 
 
 def open_image(source: str | Path | bytes) -> Any:
-    """A file opened by Pillow, if it is in one of the formats that are read.
+    """A file opened by Pillow, if it is in one of the formats that are read and does not take minutes to decode.
 
     Pillow knows many more, and runs other programs for some of them: Ghostscript interprets the program in an EPS file.
     """
     allowed = [name for name in ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "HEIF") if name != "HEIF" or name in Image.OPEN]
-    return Image.open(_stream(source), formats=allowed)
+    image = Image.open(_stream(source), formats=allowed)
+    if image.format == "WEBP" and max(image.size) > MAX_WEBP_SIDE:  # of an animation, which has no such limit
+        image.close()
+        raise UserError(
+            f"is an animation of {image.width}×{image.height} pixels; expected at most {MAX_WEBP_SIDE} a side"
+        )
+    run_lengths = image.format == "BMP" and image.info.get("compression") in (1, 2)
+    if run_lengths and image.width * image.height > MAX_RLE_PIXELS:
+        image.close()
+        raise UserError(f"is a compressed BMP of more than {MAX_RLE_PIXELS / 1e6:.0f} megapixels; save it as PNG")
+    if image.info.get("progressive"):
+        content = source if isinstance(source, bytes) else Path(source).read_bytes()
+        if content.count(b"\xff\xda") > MAX_SCANS:
+            image.close()
+            raise UserError(f"is a JPEG of more than {MAX_SCANS} scans; save it as PNG")
+    return image
 
 
 def _stream(source: str | Path | bytes) -> Any:
@@ -109,32 +139,36 @@ def _register_heif() -> None:
 def _read_with_pillow(source: Path | bytes) -> Stored:
     with open_image(source) as image:
         # in other formats, further pages are small previews
-        pages = getattr(image, "n_frames", 1) if image.format in ("TIFF", "WEBP", "PNG") else 1
+        several = image.format in ("TIFF", "WEBP", "PNG") and image.is_animated
         deep = {"TIFF": _tiff_16_bit, "PNG": _png_16_bit}.get(image.format or "")
         pixels = deep(source, image) if deep else None
-        exif, orientation = _upright_exif(image)
-        icc = image.info.get("icc_profile") or None
-        if pixels is None:
-            if image.mode == "CMYK":
-                image, icc = _from_cmyk(image, icc), None
+        icc = image.info.get("icc_profile")
+        if pixels is None and image.mode == "CMYK":
+            pixels, icc = np.asarray(_from_cmyk(image, icc)), None
+        elif pixels is None:
             pixels = _pillow_pixels(image)
-    return Stored(np.atleast_3d(np.ascontiguousarray(_turn(pixels, orientation))), icc, exif, pages)
+        # after the pixels, because Pillow turns a TIFF when it decodes it
+        exif, orientation = _upright_exif(image)
+    icc = icc if icc and isinstance(icc, bytes) else None
+    return Stored(np.atleast_3d(np.ascontiguousarray(_turn(pixels, orientation))), icc, exif, several)
 
 
-def _pillow_pixels(image: Image.Image) -> Pixels:
+def _pillow_pixels(image: Any) -> Pixels:
+    inverted = image.format == "TIFF" and image.tag_v2.get(262) == 0  # 0 is white; Pillow knows that for 8 bits
     if image.mode.startswith("I"):
         pixels = np.asarray(image)
         if pixels.dtype != np.uint16 and (pixels.min() < 0 or pixels.max() > 65535):
             raise UserError("has 32-bit whole numbers; expected 8 or 16 bits a channel")
-        return pixels.astype(np.uint16, copy=False)
+        pixels = pixels.astype(np.uint16, copy=False)
+        return 65535 - pixels if inverted else pixels
     if image.mode == "F":
-        return np.array(image)
+        return 1 - np.array(image) if inverted else np.array(image)
     colour = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
     mode = colour + "A" if image.has_transparency_data else colour
     return np.array(image if image.mode == mode else image.convert(mode))
 
 
-def _upright_exif(image: Image.Image) -> tuple[bytes | None, int]:
+def _upright_exif(image: Any) -> tuple[bytes | None, int]:
     """The EXIF to keep, which says "upright", and the orientation that is still to be applied."""
     try:
         exif = image.getexif()
@@ -144,8 +178,13 @@ def _upright_exif(image: Image.Image) -> tuple[bytes | None, int]:
         if not len(exif):
             return None, orientation
         exif[_ORIENTATION] = 1
+        for directory in _DIRECTORIES.intersection(
+            exif
+        ):  # they are read here, before the size of their offsets changes
+            exif.get_ifd(directory)
+        exif.bigtiff = False  # other formats cannot hold its offsets of 64 bits
         return exif.tobytes(), orientation
-    except MALFORMED:  # broken EXIF is no reason to refuse a picture
+    except Exception:  # broken EXIF is no reason to refuse a picture
         return None, 1
 
 
@@ -193,11 +232,23 @@ def _tiff_16_bit(source: Path | bytes, image: Any) -> Pixels | None:
     bits = image.tag_v2.get(258, (1,))
     if not isinstance(bits, tuple) or len(bits) < 2 or max(bits) <= 8:
         return None
+    if image.tile[0].codec_name == "libtiff" and image.mode in ("RGB", "RGBA") and image.tag_v2.get(284) != 2:
+        with open_image(source) as part:  # for the lower bytes, as in `_png_16_bit`
+            swapped = f"{image.mode};16{'B' if sys.byteorder == 'little' else 'L'}"
+            part.tile = [tile._replace(args=(swapped, *tile.args[1:])) for tile in part.tile]
+            return np.asarray(image).astype(np.uint16) << 8 | np.asarray(part)
     import tifffile
 
     with tifffile.TiffFile(_stream(source)) as file:
         page = file.pages.first
-        pixels = page.asarray()
+        if page.size > 4 * MAX_PIXELS:
+            raise Image.DecompressionBombError
+        try:
+            pixels = page.asarray()
+        except ValueError as error:
+            if "imagecodecs" in str(error):
+                raise UserError("is compressed plane by plane; to read it, `pip install imagecodecs`") from None
+            raise
         if page.axes.startswith("S"):  # planes one after another
             pixels = np.moveaxis(pixels, 0, -1)
         known = int(page.photometric) in (1, 2) and pixels.dtype == np.uint16
@@ -208,19 +259,34 @@ def _tiff_16_bit(source: Path | bytes, image: Any) -> Pixels | None:
 
 def _read_npy(source: Path | bytes) -> Stored:
     try:
-        pixels = np.load(_stream(source), allow_pickle=False)
-    except MALFORMED as error:
-        raise UserError(f"is not a plain .npy array ({str(error).splitlines()[0]})") from None
-    shape = pixels.shape
-    if pixels.ndim == 3 and shape[2] not in (1, 3, 4) and shape[0] in (1, 3):
-        pixels = np.moveaxis(pixels, 0, -1)
-    if pixels.ndim not in (2, 3) or 0 in shape or (pixels.ndim == 3 and pixels.shape[2] not in (1, 2, 3, 4)):
+        with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as stream:
+            first = np.lib.format.read_magic(stream) == (1, 0)
+            read_header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read_header(stream)
+            planes_first = _check_array(shape, dtype)
+            stream.seek(0)
+            pixels = np.load(stream, allow_pickle=False)
+    except (UserError, OSError, Image.DecompressionBombError):
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"is not a plain .npy array ({reason})") from None
+    return Stored(np.atleast_3d(np.ascontiguousarray(np.moveaxis(pixels, 0, -1) if planes_first else pixels)))
+
+
+def _check_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    """Refuse an array that is no picture, before memory is taken for it; returns whether its planes come first."""
+    if dtype.hasobject:
+        raise UserError("is not a plain .npy array but holds Python objects")
+    planes_first = len(shape) == 3 and shape[2] not in (1, 3, 4) and shape[0] in (1, 3)
+    height, width, channels = (shape[1], shape[2], shape[0]) if planes_first else (*shape, 1, 1, 1)[:3]
+    if len(shape) not in (2, 3) or 0 in shape or channels not in (1, 2, 3, 4):
         raise UserError(f"has the shape {shape}; expected (H, W), (H, W, 3) or (3, H, W)")
-    if pixels.shape[0] * pixels.shape[1] > MAX_PIXELS:
+    if height * width > MAX_PIXELS:
         raise Image.DecompressionBombError
-    if pixels.dtype.kind != "f" and pixels.dtype not in (np.uint8, np.uint16):
-        raise UserError(f"holds {pixels.dtype} values; expected floats in [0, 1], uint8 or uint16")
-    return Stored(np.atleast_3d(np.ascontiguousarray(pixels)))
+    if dtype.kind != "f" and dtype not in (np.uint8, np.uint16):
+        raise UserError(f"holds {dtype} values; expected floats in [0, 1], uint8 or uint16")
+    return planes_first
 
 
 def write_file(file: Path, kind: str, stored: Stored, quality: int) -> None:
@@ -247,18 +313,24 @@ def _write_with_pillow(file: Path, kind: str, stored: Stored, quality: int) -> N
     options = by_kind.get(kind, {})
     if kind == "HEIF":
         _register_heif()
-    if kind == "WEBP" and max(pixels.shape[:2]) > 16383:
-        raise UserError("cannot be WebP, which has at most 16383 pixels a side; write PNG (--ext png)")
+    if kind == "WEBP" and max(pixels.shape[:2]) > MAX_WEBP_SIDE:
+        raise UserError(f"cannot be WebP, which has at most {MAX_WEBP_SIDE} pixels a side; write PNG (--ext png)")
     if stored.icc:
         options["icc_profile"] = stored.icc
     if stored.exif and kind != "BMP":
         options["exif"] = stored.exif
+    if stored.exif and kind == "TIFF":  # of EXIF, its main directory: libtiff fails for the others
+        options["exif"] = Image.Exif()
+        options["exif"].load(stored.exif)
+        for directory in _DIRECTORIES.intersection(options["exif"]):
+            del options["exif"][directory]
     if kind in ("WEBP", "HEIF") and pixels.shape[2] < 3:  # these formats have no grey
         pixels = np.concatenate([pixels[:, :, :1].repeat(3, axis=2), pixels[:, :, 1:]], axis=2)
     if pixels.shape[2] == 1:
         pixels = pixels[:, :, 0]
-    with file.open("wb") as stream:
-        Image.fromarray(pixels).save(stream, kind, **options)
+    encoded = io.BytesIO()  # into a file, Pillow does not notice a full disk
+    Image.fromarray(pixels).save(encoded, kind, **options)
+    file.write_bytes(encoded.getbuffer())
 
 
 def _write_png_16(file: Path, stored: Stored) -> None:

@@ -9,6 +9,10 @@ from typing import Any
 from diffusers import UNet2DModel
 from diffusers.models.attention_processor import Attention
 from diffusers.models.embeddings import TimestepEmbedding, Timesteps
+from torch import nn
+
+from ddc.errors import UserError
+from ddc.networks import check_ranges, shorten
 
 
 class GuidedUNet(UNet2DModel):
@@ -30,3 +34,14 @@ class GuidedUNet(UNet2DModel):
             heads = num_heads_upsample if name.startswith("up_blocks") and num_heads_upsample else num_heads
             if heads is not None and isinstance(module, Attention):
                 module.heads = heads
+
+
+def diffusers_network(name: str, settings: dict[str, Any]) -> nn.Module:
+    """A UNet2DModel or GuidedUNet with fresh weights, from settings that were checked."""
+    check_ranges(settings)
+    if settings.get("class_embed_type") is not None or settings.get("num_class_embeds") is not None:
+        raise UserError("this UNet2DModel is class-conditional and a prior is not; use an unconditional model")
+    try:
+        return UNet2DModel.from_config(settings) if name == "UNet2DModel" else GuidedUNet(**settings)
+    except Exception as error:  # whatever diffusers says of settings that do not fit together
+        raise UserError(f"a {name} cannot be built from this configuration ({shorten(error)})") from None

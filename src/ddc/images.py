@@ -5,7 +5,7 @@ that the restored picture can be written with it.
 """
 
 import logging
-import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -148,13 +148,9 @@ class Picture:
     def read(path: str | Path, content: bytes | None = None) -> "Picture":
         """Read a file, or its `content`, which `path` then only names. Raises a `UserError` if that fails."""
         path = Path(path)
-        if content is None and not path.exists():
-            raise UserError(f"{path} does not exist")
-        if content is None and path.is_dir():
-            raise UserError(f"{path} is a folder; expected one picture")
-        pixels, icc, exif, pages = read_file(path if content is None else content, path)
-        if pages > 1 and content is None:
-            logger.warning("%s has %d pages; the first is read", path, pages)
+        pixels, icc, exif, several = read_file(path if content is None else content, path)
+        if several and content is None:
+            logger.warning("%s has several pages; the first is read", path)
         if pixels.dtype.kind == "f":
             pixels = checked_floats(path, pixels)
         channels = pixels.shape[2]
@@ -183,14 +179,14 @@ class Picture:
         # a profile describes grey or colour, and is wrong for the other
         fits = self.icc is not None and self.icc[16:20] == (b"GRAY" if self.grey else b"RGB ")
         stored = Stored(whole, self.icc if fits else None, self.exif)
-        try:
-            with appearing(path) as temporary:
+        with appearing(path) as temporary:
+            try:
                 write_file(temporary, kind, stored, quality)
-        except UserError as error:
-            raise UserError(f"{path} {error}") from None
-        except OSError as error:
-            reason = f"could not be written ({error.strerror or error})"
-            raise UserError(f"{path} {reason}; check the free space and the permissions") from None
+            except (UserError, OSError):
+                raise
+            except Exception:  # metadata that this format cannot hold: too long, or damaged
+                write_file(temporary, kind, Stored(whole), quality)
+                logger.warning("%s is written without its metadata, which %s cannot hold", path, kind)
 
 
 def check_writable(path: Path) -> str:
@@ -202,11 +198,22 @@ def check_writable(path: Path) -> str:
 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`, which is renamed to `path` on success and deleted otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """A temporary name beside `path`, which is renamed to `path` on success and deleted otherwise.
+
+    Whatever fails between is a `UserError` that names the file.
+    """
+    temporary = path.with_name(f".ddc-{uuid.uuid4().hex}.part")  # the name of `path` may have no room for more
     try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except UserError as error:
+        raise UserError(f"{path} {error}") from None
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        of_the_disk = isinstance(error, OSError)
+        advice = "check its name, the free space and the permissions" if of_the_disk else "try another format"
+        raise UserError(f"{path} could not be written ({reason}); {advice}") from None

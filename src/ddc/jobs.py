@@ -14,11 +14,11 @@ import PIL.Image
 import torch
 from torch import Tensor
 
+from ddc.diagnosis.findings import NOTHING, Treatment, plan_treatment
 from ddc.errors import UserError
 from ddc.estimates import (
     continues_beyond,
     deblur_task,
-    diagnose,
     estimate_sigma,
     jpeg_task,
     warn_of_misfit,
@@ -143,9 +143,19 @@ class Request:
         if isinstance(self.task, Task) and self.task.family not in ("inpaint", "custom"):
             self.method.check(Problem(self._operator(self.task, None), 0.0, self.task.name))
 
-    def problem(self, picture: Picture) -> Problem:
-        """The problem that a picture is the measurement of."""
-        task, sigma = self._detected(picture)
+    def plan(self, picture: Picture) -> Treatment | None:
+        """What the task auto does to a picture, which may be nothing; None for other tasks."""
+        if self.task != "auto":
+            return None
+        plan = plan_treatment(picture)
+        if plan.task == NOTHING:
+            name = picture.path or "the picture"
+            logger.warning("%s is left as it is: %s To enlarge it, use --task sr4", name, " ".join(plan.because))
+        return plan
+
+    def problem(self, picture: Picture, plan: Treatment | None = None) -> Problem:
+        """The problem that a picture is the measurement of; for the task auto, that of its plan."""
+        task, sigma = self._detected(plan)
         sigma_y = estimate_sigma(picture) if sigma == "auto" else float(sigma)
         check_sigma(sigma_y)
         if task == "jpeg":
@@ -166,19 +176,13 @@ class Request:
             warn_of_misfit(picture, problem)
         return problem
 
-    def _detected(self, picture: Picture) -> tuple[str | Task | Operator, float | Literal["auto"]]:
+    def _detected(self, plan: Treatment | None) -> tuple[str | Task | Operator, float | Literal["auto"]]:
         """The task and the noise of one picture, where they are left to it."""
-        if self.task != "auto":
-            name = self.task.name if isinstance(self.task, Task) else self.task
-            default: float | Literal["auto"] = "auto" if name in ESTIMATE_NOISE else 0.0
-            return self.task, default if self.sigma is None else self.sigma
-        found = diagnose(picture)
-        if found.task is None:
-            raise UserError(
-                f"{picture.path or 'the picture'} shows no holes, no JPEG artefacts, no blur and no noise; name what "
-                "should be done, as in --task sr4 to enlarge it"
-            )
-        return found.task, found.task_sigma if self.sigma is None else self.sigma
+        if plan is not None:
+            return plan.task, plan.sigma if self.sigma is None else self.sigma
+        name = self.task.name if isinstance(self.task, Task) else self.task
+        default: float | Literal["auto"] = "auto" if name in ESTIMATE_NOISE else 0.0
+        return self.task, default if self.sigma is None else self.sigma
 
     def _operator(self, task: Task, picture: Picture | None) -> Operator:
         if task.family == "inpaint" and picture is not None:
@@ -381,6 +385,11 @@ class Execution:
             joinable = isinstance(operator, Inpaint) or type(operator).crop is Operator.crop
             together = max(1, self.batch // len(jobs)) if joinable else 1
             out = restore_by_tiles(tiles, size, len(jobs), group.restore, together)
+        if not bool(out.isfinite().all()):
+            raise UserError(
+                f"{self.solver.name} gave no finite numbers, so there is no picture; use its default settings, "
+                "dtype float32, or another model"
+            )
         self.evaluations = self.solver.evaluations() * group.tiles
         return out.add_(1).div_(2).clamp_(0, 1)
 

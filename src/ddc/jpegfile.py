@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, JpegImagePlugin
 
 from ddc.errors import UserError
-from ddc.formats import MALFORMED, Pixels, open_image
+from ddc.formats import Pixels, open_image
 from ddc.images import Picture
 
 
@@ -54,7 +54,7 @@ def jpeg_settings(path: str | Path | None) -> JPEGSettings | None:
             found = getattr(image, "quantization", {})
             tables = tuple(tuple(found[number]) for number in sorted(found))
             sampling = JpegImagePlugin.get_sampling(image) if tables else -1
-    except MALFORMED:
+    except Exception:  # as in `read_file`
         return None
     return JPEGSettings(tables, sampling) if tables and len(tables[0]) == 64 else None
 
@@ -80,7 +80,7 @@ def jpeg_noise(picture: Picture) -> float:
     try:
         with open_image(picture.path) as image:
             grey = np.asarray(image.convert("L"))  # not turned upright, which would move its blocks
-    except MALFORMED:
+    except Exception:  # as in `read_file`
         return 0.0
     rows, columns = (min(length // 8 * 8, 1024) for length in grey.shape)  # a part is enough
     if not rows or not columns:

@@ -4,33 +4,36 @@ A folder holds `config.json` and safetensors (one file or shards). `_class_name`
 `CompactUNet` here, or diffusers' `UNet2DModel`, which is what the paper's network and OpenAI's 256×256 prior are.
 """
 
+import contextlib
 import inspect
 import json
 import math
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ddc.errors import UserError
 
 WEIGHTS = "diffusion_pytorch_model"
+# of prior, network, posterior and bridge: configurations by their names
+PRESETS: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
+LARGEST_CONFIG = 10_000_000  # bytes; the longest is an index of many shards
 
 
 class CompactUNet(nn.Module):
     """A U-Net on `patch_size`² pixel-unshuffled images, with attention at the lowest level and at `attention_levels`.
 
-    Convolutional elsewhere, so it takes any height and width (padded inside to a multiple of `size_multiple`).
-    `channels[i]` is the width of level i, the last of which is the middle; the blocks are numbers of residual blocks.
-    `middle_blocks` more of them follow at the lowest level, each with attention. Fresh blocks and attention add nothing, so
-    that a trained network can be grown.
+    It takes any height and width (padded inside to a multiple of `size_multiple`). `channels[i]` is the width of level i,
+    the last of which is the middle; the blocks are numbers of residual blocks. `middle_blocks` more follow at the lowest
+    level, each with attention. Fresh blocks and attention add nothing, so that a trained network can be grown.
     """
 
     def __init__(
@@ -48,12 +51,12 @@ class CompactUNet(nn.Module):
     ) -> None:
         settings = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
-        _check_levels(channels, encoder_blocks, decoder_blocks, head_dim, groups)
+        _check_settings(settings)
         self.config = {name: list(v) if isinstance(v, tuple) else v for name, v in settings.items()}
         self.patch_size = patch_size
         self.size_multiple = patch_size * 2 ** (len(channels) - 1)
         self.time_dim, time_dim = channels[0], 4 * channels[0]
-        self.checkpointing = False  # see set_checkpointing
+        self.checkpointing = False  # keep only the inputs of each block, and compute its inside again going back
         self.time = nn.Sequential(nn.Linear(self.time_dim, time_dim), nn.SiLU(), nn.Linear(time_dim, time_dim))
         self.enter = nn.Conv2d(in_channels * patch_size**2, channels[0], 3, padding=1)
 
@@ -133,27 +136,51 @@ class CompactUNet(nn.Module):
         return block(h, emb)
 
 
-def _check_levels(
-    channels: tuple[int, ...],
-    encoder_blocks: tuple[int, ...],
-    decoder_blocks: tuple[int, ...],
-    head_dim: int,
-    groups: int,
-) -> None:
-    """Refuse widths and numbers of blocks that do not fit together."""
-    if len(encoder_blocks) != len(channels) or len(decoder_blocks) != len(channels) - 1:
+# the lowest and highest value of each setting; of a list, of each of its 1 to 8 numbers (attention_levels may be empty)
+RANGES = {
+    **{"in_channels": (1, 64), "out_channels": (1, 64), "patch_size": (1, 16), "channels": (1, 8192)},
+    **{"encoder_blocks": (0, 64), "decoder_blocks": (0, 64), "middle_blocks": (0, 64), "attention_levels": (0, 7)},
+    **{"head_dim": (1, 8192), "groups": (1, 8192), "layers_per_block": (1, 64), "block_out_channels": (1, 8192)},
+    **{"depth": (2, 200), "width": (1, 8192)},
+}
+LISTS = ("channels", "encoder_blocks", "decoder_blocks", "attention_levels", "block_out_channels")
+LARGEST_MULTIPLE = 256  # of pixels to which a network pads a picture
+
+
+def check_ranges(settings: dict[str, Any]) -> None:
+    """Refuse settings of another type or range than `RANGES` names, before anything is built of them."""
+    for name in settings.keys() & RANGES.keys():
+        value, (low, high), several = settings[name], RANGES[name], name in LISTS
+        numbers = [value] if not several else value if isinstance(value, (list, tuple)) else [None]
+        if not all(type(n) is int and low <= n <= high for n in numbers) or len(numbers) > 8:
+            what = "a list of at most 8 whole numbers" if several else "a whole number"
+            raise UserError(f"{name} of a network is {shorten(value)}; expected {what} from {low} to {high}")
+
+
+def _check_settings(settings: dict[str, Any]) -> None:
+    """Refuse settings of a CompactUNet that do not fit together."""
+    check_ranges(settings)
+    channels, groups, head_dim = settings["channels"], settings["groups"], settings["head_dim"]
+    encoder, decoder = len(settings["encoder_blocks"]), len(settings["decoder_blocks"])
+    if not channels or encoder != len(channels) or decoder != len(channels) - 1:
         raise UserError(
             f"a U-Net of {len(channels)} levels needs {len(channels)} encoder_blocks and "
-            f"{len(channels) - 1} decoder_blocks, not {len(encoder_blocks)} and {len(decoder_blocks)}"
+            f"{len(channels) - 1} decoder_blocks, not {encoder} and {decoder}"
         )
-    uneven = [width for width in channels if width % groups]
-    if uneven:
+    if any(level >= len(channels) for level in settings["attention_levels"]):
+        raise UserError(f"attention_levels name a level that a U-Net of {len(channels)} levels does not have")
+    if uneven := [width for width in channels if width % groups]:
         raise UserError(f"channels {uneven} are no multiples of groups ({groups}); choose widths that are")
     if channels[-1] % max(channels[-1] // head_dim, 1):
         raise UserError(
             f"{channels[-1]} channels, the last of them, cannot be divided among {channels[-1] // head_dim} "
             f"attention heads (head_dim {head_dim}); change either"
         )
+
+
+def shorten(value: Any) -> str:
+    """A value or an error as at most 100 characters of one line."""
+    return " ".join(str(value)[:300].split())[:100]
 
 
 def _zeroed(layer: nn.Conv2d) -> nn.Conv2d:
@@ -214,11 +241,8 @@ class Attention(nn.Module):
 
 
 class GroupNorm(nn.GroupNorm):
-    """nn.GroupNorm, and a scale and shift on top; written out where it is compiled.
-
-    The compiler turns channels last into channels first for a GroupNorm, and every convolution after it turns
-    that back. With sums over pixels, and one product and one sum for each channel, memory stays as it is.
-    """
+    """nn.GroupNorm, and a scale and shift on top; written out where it is compiled, because the compiler would turn
+    channels last into channels first for it, and back for every convolution."""
 
     def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
         if not torch.compiler.is_compiling():
@@ -254,15 +278,14 @@ def write_out_norms(module: nn.Module) -> nn.Module:
 
 def _packed(x: Tensor) -> Tensor:
     """Channels last again, where the compiler would leave pixels apart after they were moved about."""
-    moved = torch.compiler.is_compiling() and x.is_cuda
-    return x.contiguous(memory_format=torch.channels_last) if moved else x
+    return x.contiguous(memory_format=torch.channels_last) if torch.compiler.is_compiling() and x.is_cuda else x
 
 
 def sinusoidal(t: Tensor, dim: int) -> Tensor:
     """The usual sine and cosine embedding of t (B,) → (B, dim), in float32."""
     half = dim // 2
-    frequencies = torch.exp(-math.log(10000.0) * torch.arange(half, device=t.device, dtype=torch.float32) / half)
-    angles = t.float()[:, None] * frequencies[None]
+    steps = torch.arange(half, device=t.device, dtype=torch.float32)
+    angles = t.float()[:, None] * torch.exp(-math.log(10000.0) * steps / half)[None]
     return torch.cat([angles.cos(), angles.sin()], dim=1)
 
 
@@ -287,25 +310,12 @@ def run_unet(unet: Callable[..., Any], x: Tensor, t: int | Tensor) -> Tensor:
     return out[..., :height, :width]
 
 
-def set_checkpointing(network: nn.Module, on: bool) -> None:
-    """Whether the U-Nets in `network` keep only the inputs of each block, and compute its inside again going back."""
-    for module in network.modules():
-        if isinstance(module, CompactUNet):
-            module.checkpointing = on
-        elif hasattr(module, "enable_gradient_checkpointing"):  # diffusers'
-            (module.enable_gradient_checkpointing if on else module.disable_gradient_checkpointing)()  # type: ignore[operator]
-
-
 def unet_size_multiple(unet: Callable[..., Any]) -> int:
     """Heights and widths must be multiples of this; 1 for a wrapped network, whose crops are chosen to fit."""
     if hasattr(unet, "size_multiple"):
         return int(unet.size_multiple)
     config = getattr(unet, "config", None)
     return 2 ** (len(config["block_out_channels"]) - 1) if config else 1
-
-
-# ---------------------------------------------------------------------------------------------------------
-# folders
 
 
 def build_network(config: dict[str, Any]) -> nn.Module:
@@ -315,18 +325,29 @@ def build_network(config: dict[str, Any]) -> nn.Module:
     if name == "CompactUNet":
         known = inspect.signature(CompactUNet).parameters
         if unknown := sorted(settings.keys() - known):
-            raise UserError(f"CompactUNet has no setting {unknown}; it takes {sorted(known)}")
+            raise UserError(f"CompactUNet has no setting {shorten(unknown)}; it takes {sorted(known)}")
         arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
-        return CompactUNet(**arguments)
-    if name == "UNet2DModel":
-        from diffusers import UNet2DModel
+        network: nn.Module = CompactUNet(**arguments)
+    elif name in ("UNet2DModel", "GuidedUNet"):
+        from ddc.guided import diffusers_network
 
-        return UNet2DModel.from_config(settings)
-    if name == "GuidedUNet":
-        from ddc.guided import GuidedUNet
+        network = diffusers_network(str(name), settings)
+    else:
+        expected = "CompactUNet, UNet2DModel or GuidedUNet"
+        raise UserError(f"the network class {shorten(name)!r} is not known; expected {expected}")
+    if unet_size_multiple(network) > LARGEST_MULTIPLE:
+        raise UserError(f"this network pads pictures to multiples of more than {LARGEST_MULTIPLE} pixels")
+    return network
 
-        return GuidedUNet(**settings)
-    raise UserError(f"the network class {name!r} is not known; expected CompactUNet, UNet2DModel or GuidedUNet")
+
+def read_preset(kind: str, name: str) -> dict[str, Any]:
+    """The configuration of a prior, network, posterior or bridge: by the name of a preset, or from a JSON file."""
+    if name in PRESETS[kind]:
+        return dict(PRESETS[kind][name])
+    path = Path(name)
+    if path.suffix == ".json" and path.is_file():
+        return read_config(path.parent, path.name)
+    raise UserError(f"{name!r} is neither a preset ({', '.join(PRESETS[kind])}) nor a JSON file with a configuration")
 
 
 def network_config(network: nn.Module) -> dict[str, Any]:
@@ -339,56 +360,115 @@ def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
     if not path.is_file():
         problem = f"has no {name}" if folder.is_dir() else "is not a folder"
         raise UserError(f"{folder} {problem}; a model is a folder with config.json and safetensors")
+    if path.stat().st_size > LARGEST_CONFIG:
+        raise UserError(f"{path} has {path.stat().st_size} bytes, which is too long for a configuration")
     try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error})") from None
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON ({shorten(error)})") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} should hold one JSON object")
     return config
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder in float32: one safetensors file, or the shards that its index names."""
-    names = [f"{WEIGHTS}.safetensors"]
-    index = f"{WEIGHTS}.safetensors.index.json"
-    if (folder / index).is_file():
-        names = sorted(set(read_config(folder, index)["weight_map"].values()))
-    elif not (folder / names[0]).is_file():
-        pickles = [p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth", ".ckpt"}]
-        hint = "; {} is a pickle, which is not opened: turn it into a folder with `ddc convert`"
-        raise UserError(f"{folder} has no weights ({names[0]})" + (hint.format(pickles[0]) if pickles else ""))
-    state: dict[str, Tensor] = {}
-    for path in (folder / name for name in names):
-        try:
-            state.update({name: tensor.float() for name, tensor in load_file(path).items()})
-        except FileNotFoundError:
-            raise UserError(f"{path} is missing; copy the model folder again, with all its shards") from None
-        except SafetensorError as error:
-            raise UserError(f"{path} is not a good safetensors file ({error}); copy it again") from None
-    return state
+def weight_paths(folder: Path) -> list[Path]:
+    """The safetensors of a folder: one file, or the shards that its index names, in full or half precision."""
+    for variant in ("", ".fp16"):
+        single, index = f"{WEIGHTS}{variant}.safetensors", f"{WEIGHTS}.safetensors.index{variant}.json"
+        if (folder / index).is_file():
+            shards = read_config(folder, index).get("weight_map")
+            names = list(shards.values()) if isinstance(shards, dict) else []
+            if not names or not all(isinstance(n, str) and n == Path(n).name and ".safetensors" in n for n in names):
+                raise UserError(f"{folder / index} should have a weight_map to safetensors files of the same folder")
+            return [folder / name for name in sorted(set(names))]
+        if (folder / single).is_file():
+            return [folder / single]
+    pickles = [p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth", ".ckpt"}]
+    hint = "; {} is a pickle, which is not opened: turn it into a folder with `ddc convert`"
+    raise UserError(f"{folder} has no weights ({WEIGHTS}.safetensors)" + (hint.format(pickles[0]) if pickles else ""))
 
 
-def load_network(folder: str | Path, config: dict[str, Any] | None = None) -> nn.Module:
-    """Read a network and its weights, in float32 and eval mode. A missing weight is an error."""
+@contextlib.contextmanager
+def open_weights(path: Path) -> Iterator[Any]:
+    """An open safetensors file, of which nothing but the header was read."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing; copy the model folder again, with all its shards")
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UserError(f"{path} is not a good safetensors file ({shorten(error)}); copy it again") from None
+
+
+def load_network(
+    folder: str | Path, config: dict[str, Any] | None = None, build: Callable[..., nn.Module] = build_network
+) -> nn.Module:
+    """Read a network and its weights, in float32 and eval mode. A missing weight is an error.
+
+    Names and shapes are compared before anything is allocated, so that no configuration asks for more memory than the
+    files have weights.
+    """
     folder = Path(folder)
-    network = build_network(config if config is not None else read_config(folder))
-    state = read_weights(folder)
-    check_fit(network, state, folder)
+    config = read_config(folder) if config is None else config
+    with torch.device("meta"):
+        blank = build(config)
+    paths = weight_paths(folder)
+    shapes: dict[str, Sequence[int]] = {}
+    for path in paths:
+        with open_weights(path) as file:
+            shapes |= {_present_name(name): file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    check_fit(blank, shapes, folder)
+    state: dict[str, Tensor] = {}
+    for path in paths:
+        with open_weights(path) as file:
+            state |= {_present_name(name): file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+    check_finite(state, folder)
+    network = build(config)
     network.load_state_dict(state)
-    return network.eval().requires_grad_(False)
+    network.eval().requires_grad_(False)
+    if not isinstance(network, CompactUNet) and "in_channels" in network.config:  # type: ignore[operator]
+        _try_out(network, folder)
+    return network
 
 
-def check_fit(network: nn.Module, state: dict[str, Tensor], source: Path) -> None:
-    """Check that the state has the names and shapes of the network's weights."""
-    expected = network.state_dict()
-    missing, extra = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
-    wrong = [name for name in expected if name in state and state[name].shape != expected[name].shape]
+def _present_name(name: str) -> str:
+    """The name of a weight in diffusers today; its attentions had other names before version 0.15."""
+    old = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+    parts = name.rsplit(".", 2)
+    return ".".join([parts[0], old[parts[1]], parts[2]]) if ".attentions." in name and parts[1] in old else name
+
+
+def _try_out(network: nn.Module, folder: Path) -> None:
+    """Refuse a network of diffusers whose settings of the wrong type show only when it runs."""
+    side = 2 * unet_size_multiple(network)  # GroupNorm refuses single pixels
+    config: Any = network.config
+    x = torch.zeros(1, config["in_channels"], side, side)
+    try:
+        with torch.no_grad():
+            shape = tuple(run_unet(network, x, 1).shape)
+    except Exception as error:
+        raise UserError(f"the network in {folder} does not run ({shorten(error)}); check its config.json") from None
+    if shape != (1, config["out_channels"], side, side):
+        raise UserError(f"the network in {folder} does not return a picture; check its config.json")
+
+
+def check_fit(network: nn.Module, shapes: Mapping[str, Sequence[int]], source: Path) -> None:
+    """Check that weights of these names and shapes are those of the network."""
+    expected = {name: list(tensor.shape) for name, tensor in network.state_dict().items()}
+    missing, extra = sorted(expected.keys() - shapes.keys()), sorted(shapes.keys() - expected.keys())
+    wrong = [name for name in expected if name in shapes and list(shapes[name]) != expected[name]]
     if missing or extra or wrong:
         raise UserError(
             f"the weights in {source} do not fit its architecture: {len(missing)} missing, {len(extra)} unknown, "
-            f"{len(wrong)} of another shape, for example {(missing + extra + wrong)[0]}"
+            f"{len(wrong)} of another shape, for example {shorten((missing + extra + wrong)[0])}"
         )
+
+
+def check_finite(state: dict[str, Tensor], source: Path) -> None:
+    """Refuse weights with NaN or infinity, which would only give a black picture."""
+    for name, tensor in state.items():
+        if not bool(tensor.isfinite().all()):
+            raise UserError(f"the weights in {source} hold NaN or infinity ({shorten(name)}); copy or train them again")
 
 
 def save_network(
@@ -407,12 +487,9 @@ def save_network(
     folder.mkdir(parents=True, exist_ok=True)
     config = network_config(network) | (extra_config or {})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    tensors = {
-        k: v.detach()
-        .to("cpu", dtype if v.is_floating_point() else v.dtype)
-        .clone(memory_format=torch.contiguous_format)
-        for k, v in (state if state is not None else network.state_dict()).items()
-    }
+    given = state if state is not None else network.state_dict()
+    tensors = {k: v.detach().to("cpu", dtype if v.is_floating_point() else v.dtype) for k, v in given.items()}
+    tensors = {k: v.clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
     limit = sys.maxsize if shard_mb is None else int(shard_mb * 1e6)
     # this also removes the files of earlier weights
     save_torch_state_dict(tensors, folder, filename_pattern=f"{WEIGHTS}{{suffix}}.safetensors", max_shard_size=limit)

@@ -19,20 +19,28 @@ import PIL.Image
 import torch
 from torch import Tensor
 
-from ddc.consistency import DataConsistency
+from ddc.diagnosis.findings import NOTHING, Treatment
 from ddc.errors import UserError
 from ddc.fast import TRAINED_SIZE, accelerate_models, cpu_unet, default_tile, pick_device
-from ddc.images import Picture, checked_floats
+from ddc.images import ROUNDING_8_BIT, Picture, checked_floats
 from ddc.jobs import Clock, Execution, Forecast, Image, Job, Options, Request
-from ddc.models import load_parts
-from ddc.operators.base import Operator
+from ddc.operators.base import Operator, Size
 from ddc.operators.colorize import Colorize
-from ddc.priors import DEFAULT_MODEL, Prior, prior_folder
+from ddc.priors import DataConsistency, Prior
 from ddc.problems import Problem, Task
 from ddc.solvers.base import Callback, Run, Solver
+from ddc.solvers.bridge import Bridge
+from ddc.solvers.pnp_admm import DnCNN
+from ddc.solvers.posterior import PosteriorDenoiser
 
 logger = logging.getLogger("ddc")
 
+DEFAULT_MODEL = Path(__file__).parent / "models" / "default"  # what is shipped with the package
+PARTS = {
+    "bridge": "i2sb-{task}",
+    "denoiser": "dncnn",
+    "posterior": "posterior",
+}  # the folders of networks that solvers need beside the model
 MOST_NOISE = 0.1  # that the shipped network was trained for, in [0, 1] units
 
 
@@ -52,6 +60,7 @@ class RestorationResult:
     tasks: list[str]  # the task of each
     notes: list[list[str]]  # the warnings of the logger "ddc" for each
     forecast: Forecast | None = None  # the expected time, where the solver has steps
+    found: list[list[str]] = field(default_factory=list)  # for the task auto, what was found in each, in words
 
     @property
     def picture(self) -> Picture:
@@ -86,6 +95,15 @@ class RestorationPipeline:
         the shipped prior. `network` names a data-consistency network in another folder.
         """
         folder = DEFAULT_MODEL if folder is None else Path(folder)
+        try:
+            return RestorationPipeline._read(folder, network)
+        except OSError as error:
+            raise UserError(
+                f"the model {error.filename or folder} cannot be read ({error.strerror or error}); check its folder"
+            ) from None
+
+    @staticmethod
+    def _read(folder: Path, network: str | Path | None) -> "RestorationPipeline":
         if not folder.exists():
             missing = "no model is shipped with this package; name a folder with --model"
             raise UserError(
@@ -144,18 +162,34 @@ class RestorationPipeline:
         request = Request(task, **options)
         jobs: list[Job] = []
         notes: list[list[str]] = [[] for _ in pictures]
+        plans: list[Treatment | None] = []
         for index, picture in enumerate(pictures):
             with _noting(notes[index], self._told):
-                problem = request.problem(picture)
+                plans.append(plan := request.plan(picture))
+                if plan is not None and plan.task == NOTHING:
+                    continue
+                measured = plan.prepared(picture) if plan else picture
+                problem = request.problem(measured, plan)
                 self.check_training(request.method, problem)
-            jobs += request.jobs(picture, problem, index, self.parts(request.method, problem))
+            jobs += request.jobs(measured, problem, index, self.parts(request.method, problem))
 
         run = Execution(self, request, Clock(started, len(jobs), request.forecast, self.device))
         of_all: list[str] = []  # warnings about the computer, not a picture
         with _noting(of_all, set()):
-            restored = run.all(jobs)
+            restored = iter(run.all(jobs))
         n = request.samples
-        per_picture = [restored[i : i + n] for i in range(0, len(restored), n)]
+        problems = iter([job.problem for job in jobs[::n]])
+        per_picture: list[list[Picture]] = []
+        done: list[tuple[str, float]] = []  # the task and the noise of each
+        for picture, plan in zip(pictures, plans, strict=True):
+            if plan is not None and plan.task == NOTHING:
+                per_picture.append([picture] * n)
+                done.append((NOTHING, 0.0))
+                continue
+            samples = [next(restored) for _ in range(n)]
+            per_picture.append([plan.finished(sample, picture) for sample in samples] if plan else samples)
+            problem = next(problems)
+            done.append((problem.name, float(problem.sigma_y)))
         return RestorationResult(
             pictures=[samples[0] for samples in per_picture],
             samples=per_picture,
@@ -164,10 +198,11 @@ class RestorationPipeline:
             seconds=time.perf_counter() - started,
             evaluations=run.evaluations,
             seed=request.seed,
-            sigma=[float(job.problem.sigma_y) for job in jobs[::n]],
-            tasks=[job.problem.name for job in jobs[::n]],
+            sigma=[sigma for _, sigma in done],
+            tasks=[name for name, _ in done],
             notes=[own + of_all for own in notes],
             forecast=run.clock.forecast,
+            found=[list(plan.because) if plan else [] for plan in plans],
         )
 
     @staticmethod
@@ -182,10 +217,11 @@ class RestorationPipeline:
         solver: Solver,
         seeds: Sequence[int],
         callback: Callback | None = None,
+        size: Size | None = None,
     ) -> Tensor:
         """The restored pictures (B, 3, H, W) in about [-1, 1], for measurements y on this pipeline's device, with a
-        seed for each."""
-        run = Run(y, problem, self.prior, list(seeds), callback, **self.parts(solver, problem))
+        seed for each; `size` is their height and width."""
+        run = Run(y, problem, self.prior, list(seeds), callback, size, **self.parts(solver, problem))
         return solver.solve(run).detach()
 
     def check_training(self, solver: Solver, problem: Problem) -> None:
@@ -308,3 +344,56 @@ def _as_picture(image: Image) -> Picture:
     if not floating:
         return Picture(image, bits=8 * image.dtype.itemsize)
     return Picture(checked_floats("the picture", image), bits=32)
+
+
+def prior_folder(model: Path) -> Path | None:
+    """Where a model's prior lies: in prior/, in the folder itself, or, for a network alone, in the default model."""
+    places = [model / "prior" if (model / "prior").is_dir() else model]
+    if not (model / "prior").is_dir() and any((model / name).is_dir() for name in ("network", "posterior")):
+        places.append(DEFAULT_MODEL / "prior")
+    return next((p for p in places if (p / "config.json").exists() or (p / "unet").exists()), None)
+
+
+def part_names(solver: Solver, task: str) -> list[str]:
+    """The folder names of the networks that a solver needs for a task beside the model's own."""
+    return [PARTS[need].format(task=task) for need in solver.needs if need in PARTS]
+
+
+def find_part(name: str, model: str | Path | None) -> Path | None:
+    """The folder of a solver's own network: in the model's folder, beside it, in the package, or in the repository
+    that the package is used from."""
+    package = Path(__file__).parent
+    places = [package / "models", package.parents[1] / "models"]
+    if model is not None:
+        places = [Path(model), Path(model).absolute().parent, *places]
+    return next((place / name for place in places if (place / name / "config.json").is_file()), None)
+
+
+def load_parts(solver: Solver, model: str | Path | None, problem: Problem) -> dict[str, Any]:
+    """The networks that a solver needs for a problem beside the prior and the model's own network."""
+    parts: dict[str, Any] = {}
+    how = {"bridge": f"i2sb --task {problem.name}", "denoiser": "dncnn", "posterior": "posterior"}
+    kinds: dict[str, Any] = {"bridge": Bridge, "denoiser": DnCNN, "posterior": PosteriorDenoiser}
+    for need, training in how.items():
+        if need in solver.needs:
+            folder = find_part(PARTS[need].format(task=problem.name), model)
+            if folder is None:
+                message = f"{solver.name} needs a {need} network for {problem.name}; none was found"
+                raise UserError(f"{message}. Train one with `ddc train {training}`")
+            parts[need] = kinds[need].from_pretrained(folder)
+    if "bridge" in parts:
+        _warn_of_noise(parts["bridge"], problem)
+    return parts
+
+
+def _warn_of_noise(bridge: Bridge, problem: Problem) -> None:
+    noise = float(torch.as_tensor(problem.sigma_y).max())
+    if noise > max(bridge.sigma_max, ROUNDING_8_BIT):
+        logger.warning(
+            "the bridge network for %s was trained on measurements with noise of at most %g, not %g, and will "
+            "take noise for part of the picture; use the solver ddc, or `ddc train i2sb --sigma-max %g`",
+            problem.name,
+            bridge.sigma_max,
+            noise,
+            noise,
+        )

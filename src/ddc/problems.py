@@ -18,8 +18,7 @@ from ddc.operators.base import LinearOperator, Operator, Size, SVDOperator, size
 from ddc.operators.blur import GaussianBlur, KernelBlur, disc_kernel, motion_kernel, read_kernel, softened
 from ddc.operators.colorize import Colorize
 from ddc.operators.custom import load_operator
-from ddc.operators.denoise import Denoise
-from ddc.operators.inpaint import Inpaint, box_mask, random_mask, read_mask, stroke_mask
+from ddc.operators.inpaint import Denoise, Inpaint, box_mask, random_mask, read_mask, stroke_mask
 from ddc.operators.jpeg import JPEG
 from ddc.operators.superres import AveragePool, Bicubic
 
@@ -231,6 +230,10 @@ class Problem:
         y = self.operator(x)
         return y if z is None else self.operator.add_noise(y, z, self.sigma)
 
+    def shown(self, y: Tensor) -> Tensor:
+        """Returns y as a picture to look at: at image size, clipped to [-1, 1]."""
+        return self.operator.to_image(y).clamp(-1, 1)
+
     def suggested_solvers(self) -> str:
         """Returns the solvers that accept this operator, for error messages."""
         if isinstance(self.operator, SVDOperator):
@@ -259,15 +262,19 @@ def measure(
     Masks and noise depend only on the seed and the pictures' names; the noise is the same field for every σ_y. y is
     floating point, as in the paper; it is not rounded to 8 bits.
     """
-    seeds = [derive_seed(seed, f"operator/{name}") for name in names]
-    problem = make_problem(task, sigma_y, size_of(x), seeds, **given)
+    problem = make_problem(task, sigma_y, size_of(x), image_seeds(seed, "operator", names), **given)
     problem.operator.to(x.device)
     with torch.autocast(x.device.type, enabled=False):
         y = problem.operator(x)
         if sigma_y:
-            noise = Noise([derive_seed(seed, f"measure/{name}") for name in names], device=x.device)
+            noise = Noise(image_seeds(seed, "measure", names), device=x.device)
             y = problem.operator.add_noise(y, noise.normal(y.shape), problem.sigma)
         return problem, y
+
+
+def image_seeds(seed: int, purpose: str, names: Sequence[str]) -> list[int]:
+    """Returns a seed for each picture, which depends on its name, on the user's seed and on what it is for."""
+    return [derive_seed(seed, f"{purpose}/{name}") for name in names]
 
 
 def check_sigma(sigma_y: float | Tensor) -> None:
@@ -297,3 +304,19 @@ def misfit(y: Tensor, problem: Problem) -> float:
     rows, columns = residual.shape[-2] // 8, residual.shape[-1] // 8
     inside = residual[..., rows : residual.shape[-2] - rows, columns : residual.shape[-1] - columns]
     return float(inside.square().mean().sqrt())
+
+
+def consistency(x: Tensor, y: Tensor, problem: Problem) -> Tensor:
+    """Returns the root mean square of A(x) − y over what was observed, (B,), for restored pictures x in [-1, 1].
+
+    Relative to σ if the measurement has noise (the truth has 1), else in [0, 1] units.
+    """
+    residual = (problem.operator(x) - y).double()
+    seen = problem.operator.observed(y, size_of(x))
+    if seen is not None:  # holes are no measurement
+        weight = seen.to(residual).expand_as(residual)
+        mean = (weight * residual**2).sum((1, 2, 3)) / weight.sum((1, 2, 3)).clamp(min=1)
+    else:
+        mean = (residual**2).mean((1, 2, 3))
+    sigma = torch.as_tensor(problem.sigma).double().flatten().to(mean)
+    return mean.sqrt() / torch.where(sigma > 0, sigma, 2.0)

@@ -97,6 +97,26 @@ def test_the_noise_of_a_tall_picture_is_one_field(tmp_path: Path) -> None:
     assert (y[:, :128] - y[:, 128:256]).abs().mean() > 0.05  # bands differ
 
 
+@pytest.mark.parametrize("size", [(3, 5), (4, 6)])
+def test_a_kernel_is_convolved_or_correlated(tmp_path: Path, size: tuple[int, int]) -> None:
+    """A point becomes the kernel; OpenCV's filter2D makes the kernel turned by 180° of it, about the tap n // 2."""
+    point = np.zeros((21, 21, 3), np.float32)
+    point[10, 10] = 1
+    kernel = np.arange(1, 1 + size[0] * size[1], dtype=np.float32).reshape(size)
+    kernel /= kernel.sum()
+    np.save(tmp_path / "point.npy", point)
+    np.save(tmp_path / "kernel.npy", kernel)
+    rows, columns = np.indices(size)
+    for options, sign in (((), 1), (("--correlation",), -1)):
+        expected = np.zeros((21, 21))
+        expected[10 + sign * (rows - size[0] // 2), 10 + sign * (columns - size[1] // 2)] = kernel
+        out = tmp_path / f"{sign}.npy"
+        assert (
+            degrade(tmp_path / "point.npy", out, "--task", "blur", "--kernel", tmp_path / "kernel.npy", *options) == 0
+        )
+        assert np.abs(np.load(out)[:, :, 0] - expected).max() < 1e-5
+
+
 def test_colourisation_writes_grey(photo: Path, tmp_path: Path) -> None:
     assert degrade(photo, tmp_path / "y.png", "--task", "colorize") == 0
     with PIL.Image.open(tmp_path / "y.png") as image, PIL.Image.open(photo) as source:

@@ -12,7 +12,7 @@ import torch
 
 from ddc import __version__
 from ddc.cli import COMMANDS, available, main
-from ddc.models import find_part
+from ddc.pipeline import find_part
 
 
 def test_help_answers_within_a_second() -> None:

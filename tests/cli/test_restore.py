@@ -18,10 +18,10 @@ import pytest
 from skimage import data
 
 from ddc.cli import main
-from ddc.consistency import DataConsistency
 from ddc.images import Picture
 from ddc.jpegfile import jpeg_quality
 from ddc.networks import save_network
+from ddc.priors import DataConsistency
 
 
 def files_below(folder: Path) -> list[str]:
@@ -64,16 +64,27 @@ def test_an_estimated_blur_is_told(
 
 
 def test_what_was_found_is_told_and_a_picture_without_a_fault_is_left(
-    restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    restore: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     cat = PIL.Image.fromarray(data.chelsea()[60:188, 120:248])
     cat.save(tmp_path / "fine.png")
     cat.save(tmp_path / "coarse.jpg", quality=12)
-    assert restore(tmp_path, "-o", tmp_path / "out", "--task", "auto", "--steps", "1") == 1
-    assert files_below(tmp_path / "out") == ["coarse.jpg", "ddc-failures.json"]
+    assert restore(tmp_path, "-o", tmp_path / "out", "--steps", "1") == 0
+    assert files_below(tmp_path / "out") == ["coarse.jpg", "fine.png"]
     told = capsys.readouterr().err
-    assert "coarse.jpg: restored as jpeg12 with noise 0.000" in told
-    assert "fine.png shows no holes, no JPEG artefacts, no blur and no noise" in told
+    assert "It was compressed as JPEG of quality 12. restored as jpeg12 with noise 0.000" in told
+    assert "fine.png is left as it is: Nothing is wrong with it." in caplog.text
+    assert np.array_equal(np.asarray(PIL.Image.open(tmp_path / "out" / "fine.png")), np.asarray(cat))
+
+
+def test_without_a_place_the_result_lies_beside_the_picture(restore: Callable[..., int], tmp_path: Path) -> None:
+    PIL.Image.fromarray(data.chelsea()[60:188, 120:248]).save(tmp_path / "cat.jpg", quality=12)
+    assert restore(tmp_path / "cat.jpg", "--steps", "1") == 0
+    assert files_below(tmp_path) == ["cat.jpg", "cat_restored.png"]
+    assert restore(tmp_path, "--steps", "1") == 2 and not (tmp_path / "out").exists()
 
 
 def test_a_folder_keeps_its_tree(restore: Callable[..., int], photo: Path, tmp_path: Path) -> None:
@@ -126,7 +137,7 @@ def test_when_all_fail_nothing_is_written(
     for name in ("a.png", "b.png"):
         (tmp_path / name).touch()
     assert restore(tmp_path / "a.png", tmp_path / "b.png", "-o", tmp_path / "out") == 2
-    assert "none of the 2 pictures" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert "none of the 2 inputs" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_skip_existing_and_shards(restore: Callable[..., int], photo: Path, tmp_path: Path) -> None:
@@ -437,7 +448,7 @@ def test_a_mask_of_another_size(
         (("--task", "denoise", "--sigma", "-0.1"), "sigma is -0.1"),
         (("--task", "denoise", "--sigma", "nan"), "sigma is nan"),
         (("--steps", "0"), "steps must be at least 1"),
-        (("--steps", "1001"), "between 1 and 1000"),
+        (("--task", "sr4", "--steps", "1001"), "between 1 and 1000"),
         (("--task", "jpeg10", "--solver", "ddrm"), "ddrm needs an operator with an SVD; jpeg10 is not"),
         (("--solver", "magic"), "expected one of ddc"),
         (("--samples", "0"), "samples must be at least 1"),
@@ -445,7 +456,8 @@ def test_a_mask_of_another_size(
         (("--device", "toaster"), "is not available"),
         (("--shard", "5/4"), "K/N"),
         (("--ext", "gif"), "not known"),
-        (("--mask", "m.png"), "does not use one"),
+        (("--task", "sr4", "--mask", "m.png"), "does not use one"),
+        (("--mask", "m.png"), "takes no mask"),
         (("--task", "blur"), "needs a kernel"),
         (("--operator", "nowhere.py:Op"), "nowhere.py"),
         (("--batch", "-2"), "batch must be at least 1"),
@@ -478,7 +490,7 @@ def test_a_name_of_another_format_than_asked_for(
 def test_options_that_cannot_be_parsed(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["restore", str(photo), "-o", str(tmp_path / "out"), "--sigma", "much"]) == 2
     assert main(["restore", str(photo), "-o", str(tmp_path / "out"), "--no-such-option"]) == 2
-    assert main(["restore", str(photo)]) == 2
+    assert main(["restore"]) == 2
     assert "Traceback" not in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 

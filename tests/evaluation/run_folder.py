@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ddc.evaluation.results import Row, pack, picture_paths
+from ddc.evaluation.run import Row, pack, picture_paths
 
 IMAGES = ("a.png", "b.png", "c.png", "d.png", "e.png")
 # solver → PSNR and LPIPS of each image

@@ -19,28 +19,21 @@ from skimage import data
 from ddc.cli.evaluate import Evaluate
 from ddc.errors import UserError
 from ddc.evaluation import benchmark
-from ddc.evaluation.benchmark import EvaluationOptions, Measured, Measuring, evaluate
-from ddc.evaluation.cases import (
+from ddc.evaluation.benchmark import (
     CleanImage,
+    EvaluationOptions,
+    Measured,
+    Measuring,
     Models,
-    bundled_images,
     cap_evaluations,
-    evenly,
+    evaluate,
     load_images,
     make_cases,
     parse_models,
-    solver_label,
 )
-from ddc.evaluation.results import (
-    COLUMNS,
-    KEY,
-    WORST,
-    paired_differences,
-    picture_paths,
-    read_results,
-    read_rows,
-    write_results,
-)
+from ddc.evaluation.experiments import bundled_images
+from ddc.evaluation.results import COLUMNS, paired_differences, read_results, write_results
+from ddc.evaluation.run import KEY, WORST, RunFolder, evenly, picture_paths, read_rows, solver_label
 from ddc.priors import Prior
 from ddc.problems import measure
 from ddc.solvers.base import make_solver
@@ -118,7 +111,7 @@ def test_batches_and_processes_give_the_same_numbers(
 ) -> None:
     single = run_all(tiny_model, pictures, tmp_path / "single")
     batched = run_all(tiny_model, pictures, tmp_path / "batched", batch_size=4)
-    monkeypatch.setattr(benchmark, "wait_for_all", lambda: None)
+    monkeypatch.setattr(RunFolder, "wait_for_all", lambda run: None)
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in ("1", "0"):
         monkeypatch.setenv("RANK", rank)
@@ -263,11 +256,15 @@ def test_results_schema_report_and_paired_differences(
     assert len(results["rows"]) == 4
     for row in results["rows"]:
         assert tuple(row)[: len(COLUMNS)] == COLUMNS
-        assert set(row) - set(COLUMNS) == {"spread"}
+        assert set(row) - set(COLUMNS) == {"spread", "ratio", "crps", "psnr_mean"}
+        assert row["psnr_mean"] >= row["psnr"] - 1e-6 and row["crps"] > 0
         assert row["n"] == 4 and row["psnr_ci"] > 0 and row["lpips_vgg"] is None
     ddc, pinv = results["rows"][:2]
     assert (ddc["nfe"], ddc["steps"], pinv["nfe"]) == (10, 5, 0)
-    assert ddc["spread"] > 0 and pinv["spread"] == 0
+    assert ddc["spread"] > 0 and pinv["spread"] == 0 and ddc["ratio"] > 0 and pinv["ratio"] == 0
+    assert len(list((out / "sheets").glob("*.png"))) == 4
+    with Pillow.open(out / "sheets" / "tiny-sr4-0.05-ddc-5.png") as sheet:
+        assert sheet.size == (4 * SIZE, 4 * SIZE)  # truth, measurement and two samples, of four pictures
     assert "VGG16" in results["protocol"]["not_measured"][0]
     assert results["protocol"]["size"] == [SIZE, SIZE] and results["protocol"]["models"]["tiny"]["millions"] > 0
 
@@ -324,9 +321,9 @@ def test_worst_pictures_of_the_first_method_are_kept_and_others_are_not(
     evaluate([pinv, ddnm], load_images(pictures, SIZE), models, EvaluationOptions(tmp_path, batch_size=2, keep=0))
     rows = [row for row in read_rows(tmp_path)[0] if row["solver"] == "ddnm"]
     worst = sorted(rows, key=lambda r: -r["lpips"])[:WORST]
-    kept = {path.stem for path in picture_paths(tmp_path, rows[0])[0].parent.glob("*.png")}
+    kept = {path.stem for path in picture_paths(tmp_path, rows[0])[2].parent.glob("*.png")}
     assert kept == {Path(row["image"]).stem for row in worst} and len(kept) == WORST < len(rows)
-    assert not picture_paths(tmp_path, rows[0] | {"solver": "pinv", "steps": 1})[0].parent.exists()
+    assert not picture_paths(tmp_path, rows[0] | {"solver": "pinv", "steps": 1})[2].parent.exists()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ddc.solvers import SOLVERS
 
 def ship(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Take another folder for the shipped model."""
-    for module in ("priors", "pipeline", "evaluation.cases", "evaluation.experiments"):
+    for module in ("pipeline", "evaluation.benchmark", "evaluation.experiments"):
         monkeypatch.setattr(f"ddc.{module}.DEFAULT_MODEL", folder)
 
 

@@ -12,20 +12,13 @@ from skimage import data
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Tensor, nn
 
+import ddc.perceptual as perceptual
 from ddc.errors import UserError
-from ddc.evaluation import inception
-from ddc.evaluation.inception import FILE, Conv, Inception, find_inception
-from ddc.evaluation.metrics import (
-    Metrics,
-    consistency,
-    kurtosis,
-    psnr,
-    spread,
-    ssim,
-)
 from ddc.evaluation.results import frechet_distance, frechet_of_moments
+from ddc.inception import Conv, Inception
 from ddc.noise import Noise
-from ddc.problems import make_problem
+from ddc.perceptual import INCEPTION_FILE, Metrics, crps, inception_weights, judge_samples, kurtosis, psnr, ssim
+from ddc.problems import consistency, make_problem
 
 
 def pictures(size: int = 64) -> Tensor:
@@ -63,13 +56,13 @@ def test_consistency_of_the_truth_is_one_with_noise_and_zero_without(task: str) 
         problem = make_problem(task, sigma_y, size=(64, 64), seeds=[1, 2])
         clean = problem.measure(x)
         y = problem.measure(x, Noise([3, 4]).normal(clean.shape))
-        assert consistency((x + 1) / 2, y, problem).tolist() == pytest.approx([expected] * 2, abs=0.06)
+        assert consistency(x, y, problem).tolist() == pytest.approx([expected] * 2, abs=0.06)
 
 
 def test_consistency_without_noise_is_in_unit_range() -> None:
     x = 2 * pictures() - 1
     problem = make_problem("denoise", 0.0)
-    assert consistency((x + 1.2) / 2, x, problem).tolist() == pytest.approx([0.1, 0.1], abs=1e-6)
+    assert consistency(x + 0.2, x, problem).tolist() == pytest.approx([0.1, 0.1], abs=1e-6)
 
 
 def test_kurtosis() -> None:
@@ -79,10 +72,44 @@ def test_kurtosis() -> None:
     assert kurtosis(3 * uniform - 7).tolist() == pytest.approx([-1.2, -1.2], abs=0.02)
 
 
-def test_spread() -> None:
-    samples = 0.3 * torch.stack([Noise([s, s + 100]).normal((2, 3, 64, 64)) for s in range(8)])
-    assert spread(samples).tolist() == pytest.approx([0.3, 0.3], abs=0.005)
-    assert spread(torch.ones(2, 1, 3, 8, 8)).tolist() == [0.0]
+def test_samples_of_the_truths_distribution_have_ratio_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    truth, *samples = 0.5 + 0.1 * torch.randn(5, 2, 3, 96, 96, generator=generator)
+    hole = torch.zeros(2, 1, 96, 96)
+    hole[:, :, :48] = 1
+    judged = judge_samples(torch.stack(samples), truth, hole)
+    assert judged["spread"] == pytest.approx([0.1, 0.1], rel=0.01)
+    for part in ("", "hole_"):
+        ratio = 2**0.5 * np.array(judged[f"{part}spread"]) / judged[f"{part}rmse"]
+        assert ratio.tolist() == pytest.approx([1, 1], abs=0.02)
+    # the mean of four: a variance of 5/4 instead of 2
+    gain = 10 * math.log10(2 / 1.25)
+    expected = psnr(samples[0], truth) + gain
+    assert judged["psnr_mean"] == pytest.approx(expected.tolist(), abs=0.15)
+
+
+def test_equal_samples_have_no_spread_and_crps_is_the_absolute_error() -> None:
+    truth, x = torch.zeros(1, 3, 8, 8), torch.full((1, 3, 8, 8), 0.25)
+    hole = torch.zeros(1, 1, 8, 8)
+    hole[..., 0] = 1
+    judged = judge_samples(torch.stack([x, x]), truth, hole)
+    assert judged["spread"] == judged["hole_spread"] == [0]
+    assert judged["crps"] == judged["rmse"] == judged["hole_rmse"] == [0.25]
+    outside = torch.where(hole > 0, 0.25, torch.tensor([0.0, 1.0]).view(2, 1, 1, 1, 1).expand(2, 1, 3, 8, 8))
+    judged = judge_samples(outside, truth, hole)
+    assert judged["hole_spread"] == [0] and judged["spread"][0] > 0.5
+
+
+@pytest.mark.parametrize("y", [0.0, 0.7, -2.0])
+@pytest.mark.parametrize("count", [2, 5])
+def test_crps_of_a_gaussian(y: float, count: int) -> None:
+    """σ (z (2Φ(z) − 1) + 2φ(z) − 1/√π) for N(0, σ²), whatever the number of samples."""
+    sigma, z = 1.5, y / 1.5
+    density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    expected = sigma * (z * math.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))
+    samples = sigma * torch.randn(count, 400_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = crps(samples, torch.full((400_000,), y, dtype=torch.float64)).mean()
+    assert float(found) == pytest.approx(expected, abs=0.006)
 
 
 def test_frechet_distance_equals_closed_forms() -> None:
@@ -127,12 +154,12 @@ def test_inception_is_read_from_a_file(tmp_path: Path, monkeypatch: pytest.Monke
     network = Inception().eval()
     # pool3 of Inception-v3: the count of the published network without its classifier
     assert sum(p.numel() for p in network.parameters()) == 21_785_568
-    path = tmp_path / "ddc" / FILE
+    path = tmp_path / "ddc" / INCEPTION_FILE
     path.parent.mkdir()
     state = network.state_dict() | {"fc.weight": torch.zeros(1008, 2048), "fc.bias": torch.zeros(1008)}
     torch.save(state, path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = find_inception()
+    found = inception_weights()
     assert found == path
     x = pictures()[:1]
     with torch.no_grad():
@@ -171,13 +198,13 @@ def test_inception_is_downloaded_once_and_converted(tmp_path: Path, monkeypatch:
         fetched.append(member)
         return buffer.getvalue()
 
-    monkeypatch.setattr(inception, "fetch_member", fetch)
+    monkeypatch.setattr(perceptual, "fetch_member", fetch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-    assert find_inception() is None and not fetched
-    path = find_inception(download=True)
-    assert path is not None and find_inception(download=True) == path == find_inception()
-    assert fetched == [inception.SOURCE]
+    assert inception_weights() is None and not fetched
+    path = inception_weights(download=True)
+    assert path is not None and inception_weights(download=True) == path == inception_weights()
+    assert fetched == [perceptual.INCEPTION_SOURCE]
     x = pictures()[:1]
     with torch.no_grad():
         torch.testing.assert_close(Inception.from_file(path)(x), network(x))
@@ -185,7 +212,7 @@ def test_inception_is_downloaded_once_and_converted(tmp_path: Path, monkeypatch:
 
 def test_wrong_inception_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a file"):
-        find_inception(tmp_path / "absent.pth")
+        inception_weights(tmp_path / "absent.pth")
     (tmp_path / "other.pth").write_bytes(b"nothing")
     with pytest.raises(UserError, match="Inception weights"):
         Inception.from_file(tmp_path / "other.pth")

@@ -16,6 +16,7 @@ from ddc.evaluation.report import (
     markdown_row,
     quality_plots,
     ranked,
+    read_picture,
     result_column,
     write_report,
 )
@@ -125,7 +126,7 @@ def test_the_window_with_most_detail(tmp_path: Path) -> None:
     pixels = np.zeros((200, 200, 3), np.uint8)
     pixels[100:140, 30:80] = np.random.default_rng(0).integers(0, 255, (40, 50, 3))
     Pillow.fromarray(pixels).save(tmp_path / "a.png")
-    left, top, right, bottom = busiest_window(tmp_path / "a.png")
+    left, top, right, bottom = busiest_window(read_picture(tmp_path / "a.png"))
     assert left <= 30 and right >= 80 and top <= 100 and bottom >= 140
 
 

@@ -11,19 +11,9 @@ import torch
 from run_folder import IMAGES, PROTOCOL, VALUES, make_row, write_run
 
 from ddc.errors import UserError
-from ddc.evaluation.results import (
-    Gallery,
-    RunFolder,
-    batch_sizes,
-    half_width,
-    key_of,
-    method_name,
-    paired_differences,
-    picture_paths,
-    read_results,
-    read_rows,
-    write_results,
-)
+from ddc.evaluation.benchmark import write_pictures
+from ddc.evaluation.results import batch_sizes, half_width, method_name, paired_differences, read_results, write_results
+from ddc.evaluation.run import Gallery, RunFolder, key_of, picture_paths, read_rows
 
 
 def test_the_summary_of_known_rows(tmp_path: Path) -> None:
@@ -118,12 +108,16 @@ def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
         read_results(tmp_path)
 
 
-def test_a_row_of_two_processes_counts_once_and_an_incomplete_line_does_not(tmp_path: Path) -> None:
+def test_a_row_of_two_processes_counts_once_and_an_incomplete_line_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = write_run(tmp_path)
     (tmp_path / "rows-1.jsonl").write_text(json.dumps(rows[0] | {"psnr": 0.0}) + "\n" + '{"model": "ti')
     found, truths = read_rows(tmp_path)
     assert len(found) == 15 and found[0]["psnr"] == 30.0 and set(truths) == set(IMAGES)
-    with RunFolder(tmp_path, rank=1) as run:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with RunFolder(tmp_path) as run:
         run.write([make_row("ddc", 0, task="gauss")])
     assert len(read_rows(tmp_path)[0]) == 16  # the incomplete line was removed before
 
@@ -160,9 +154,9 @@ def test_the_gallery_keeps_the_worst_pictures(tmp_path: Path) -> None:
     picture = torch.full((3, 8, 8), 0.5)
     with RunFolder(tmp_path) as run, ThreadPoolExecutor(1) as writer:
         rows = [make_row("ddc", i) for i in range(5)]
-        gallery = Gallery(run, key_of(rows[0]), {"a.png"}, 1, writer)
+        gallery = Gallery(run, key_of(rows[0]), {"a.png"}, 1, writer, write_pictures)
         for row in rows:
             for job in gallery.offer([row], [(picture, picture, picture)]):
                 job.result()
-    folder = picture_paths(tmp_path, rows[0])[0].parent
+    folder = picture_paths(tmp_path, rows[0])[2].parent
     assert {path.name for path in folder.glob("*.png")} == {"a.png", "e.png"}  # LPIPS is highest for e

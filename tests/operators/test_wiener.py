@@ -8,7 +8,7 @@ from skimage import data
 
 from ddc.operators.base import NOISE_FLOOR, SVDOperator, natural_spectrum, noise_to_signal
 from ddc.operators.blur import GaussianBlur, GaussianBlurs
-from ddc.operators.denoise import Denoise
+from ddc.operators.inpaint import Denoise
 from ddc.operators.superres import Bicubic
 
 

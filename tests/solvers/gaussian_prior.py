@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ddc.noise import Noise
 from ddc.operators.base import LinearOperator, Size, SVDOperator
-from ddc.priors import Prediction
-from ddc.schedule import Schedule, Time
+from ddc.priors import Prediction, Schedule, Time
 
 SHAPE = (3, 2, 2)
 DIM = 12

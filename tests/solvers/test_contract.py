@@ -10,25 +10,21 @@ import skimage.data
 import torch
 from torch import Tensor
 
-from ddc.consistency import DataConsistency
 from ddc.errors import UserError
 from ddc.noise import Noise
 from ddc.operators import JPEG, Bicubic, Colorize, Denoise, GaussianBlur, Inpaint, KernelBlur, Operator
 from ddc.operators.inpaint import random_mask
-from ddc.posterior import PosteriorDenoiser
-from ddc.priors import Prior
+from ddc.priors import DataConsistency, Prior
 from ddc.problems import Problem
 from ddc.solvers import SOLVERS
-from ddc.solvers.base import Run, Solver, Step
-from ddc.solvers.bridge import Bridge
-from ddc.solvers.cddb import CDDB
+from ddc.solvers.base import Run, Solver, Step, make_solver
+from ddc.solvers.bridge import CDDB, Bridge
 from ddc.solvers.ddnm import DDNM
 from ddc.solvers.dds import DDS
 from ddc.solvers.diffpir import DiffPIR
-from ddc.solvers.dncnn import DnCNN
-from ddc.solvers.dps import DPS
-from ddc.solvers.mcg import MCG
-from ddc.solvers.pigdm import PiGDM
+from ddc.solvers.gradients import DPS, MCG, PiGDM
+from ddc.solvers.pnp_admm import DnCNN
+from ddc.solvers.posterior import PosteriorDenoiser
 from ddc.solvers.reddiff import REDdiff
 from tiny import tiny_unet
 
@@ -309,3 +305,25 @@ def test_gradients_in_inference_mode(name: str, pictures: Tensor, prior: Prior, 
         with torch.inference_mode():
             out = short(name).solve(Run(y.clone(), problem, prior, Noise(SEEDS), **parts))
         assert torch.allclose(out, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "ddnm:eta=99999",
+            "ddnm:eta=-1",
+            "ddnm:eta=nan",
+            "ddrm:eta=2",
+            "ddrm:eta_b=1.5",
+            "dds:eta=1.01",
+            "dds:gamma=-1",
+        ),
+        *("diffpir:zeta=2", "diffpir:lam=-1", "dps:zeta=inf", "mcg:zeta=-1", "pigdm:eta=3", "posterior:eta=-2"),
+        *("posterior:realism=2", "posterior:rho=0", "reddiff:lr=-1", "reddiff:lam=nan", "pnp-admm:cg_iterations=0"),
+        *("pnp-admm:rho=-1", "unconditional:eta=7", "cddb:c=inf", "ddc:steps=0", "dds:cg_iterations=1000000000"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"must be .*, not|expected"):
+        make_solver(text)

@@ -6,14 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddc.consistency import CHANNELS, DataConsistency, Input, Residual
 from ddc.networks import run_unet
 from ddc.noise import Noise
 from ddc.operators import JPEG, Bicubic, Inpaint
 from ddc.operators.inpaint import random_mask
-from ddc.priors import Prior
+from ddc.priors import CHANNELS, DataConsistency, Input, Prior, Residual, Schedule
 from ddc.problems import Problem
-from ddc.schedule import Schedule
 from ddc.solvers.base import Run, Step
 from ddc.solvers.ddc import DDC
 from tiny import tiny_unet

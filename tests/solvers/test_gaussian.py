@@ -23,26 +23,22 @@ from gaussian_prior import (
 )
 from torch import Tensor
 
-from ddc.consistency import Measured
 from ddc.noise import Noise
+from ddc.priors import Measured
 from ddc.problems import Problem
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Run, Solver
-from ddc.solvers.bridge import BridgeSchedule
-from ddc.solvers.cddb import CDDB
+from ddc.solvers.bridge import CDDB, I2SB, BridgeSchedule
 from ddc.solvers.ddc import DDC
 from ddc.solvers.ddnm import DDNM
 from ddc.solvers.ddrm import DDRM
 from ddc.solvers.dds import DDS
 from ddc.solvers.diffpir import DiffPIR
-from ddc.solvers.dps import DPS
-from ddc.solvers.i2sb import I2SB
-from ddc.solvers.mcg import MCG
-from ddc.solvers.pigdm import PiGDM
+from ddc.solvers.gradients import DPS, MCG, PiGDM
 from ddc.solvers.pnp_admm import PnPADMM
 from ddc.solvers.posterior import Posterior
 from ddc.solvers.reddiff import REDdiff
-from ddc.solvers.unconditional import Unconditional
+from ddc.solvers.references import Unconditional
 
 I = np.eye(DIM)
 RNG = np.random.default_rng(7)

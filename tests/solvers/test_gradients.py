@@ -3,8 +3,7 @@
 import torch
 
 from ddc.networks import CompactUNet
-from ddc.priors import Prior
-from ddc.schedule import Schedule
+from ddc.priors import Prior, Schedule
 from ddc.solvers.gradients import predict_with_vjp
 
 

@@ -7,16 +7,13 @@ import pytest
 import torch
 
 from ddc.errors import UserError
-from ddc.models import load_parts
 from ddc.networks import CompactUNet, save_network
 from ddc.operators import Bicubic
+from ddc.pipeline import load_parts
 from ddc.problems import Problem
-from ddc.solvers.bridge import Bridge, BridgeSchedule
-from ddc.solvers.cddb import CDDB
-from ddc.solvers.dncnn import DnCNN
-from ddc.solvers.dps import DPS
-from ddc.solvers.i2sb import I2SB
-from ddc.solvers.pnp_admm import PnPADMM
+from ddc.solvers.bridge import CDDB, I2SB, Bridge, BridgeSchedule
+from ddc.solvers.gradients import DPS
+from ddc.solvers.pnp_admm import DnCNN, PnPADMM
 
 SR4 = Problem(Bicubic(4), 0.0, "sr4")
 
@@ -155,7 +152,7 @@ def test_bad_dncnn_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     config.write_text('{"channels": [8]}')
     with pytest.raises(UserError, match="not a DnCNN"):
         load_parts(PnPADMM(), tmp_path, SR4)
-    monkeypatch.setattr("ddc.models.find_part", lambda name, model: None)
+    monkeypatch.setattr("ddc.pipeline.find_part", lambda name, model: None)
     with pytest.raises(UserError, match="ddc train dncnn"):
         load_parts(PnPADMM(), tmp_path, SR4)
 

@@ -15,16 +15,13 @@ from torch import Tensor
 from ddc.noise import Noise
 from ddc.operators import JPEG, Bicubic, Denoise, GaussianBlur, Inpaint, Operator
 from ddc.operators.inpaint import random_mask
-from ddc.priors import Prediction
+from ddc.priors import Prediction, Schedule
 from ddc.problems import Problem
-from ddc.schedule import Schedule
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Run, Solver
 from ddc.solvers.ddnm import DDNM
 from ddc.solvers.ddrm import DDRM
-from ddc.solvers.dps import DPS
-from ddc.solvers.mcg import MCG
-from ddc.solvers.pigdm import PiGDM
+from ddc.solvers.gradients import DPS, MCG, PiGDM
 from ddc.solvers.pnp_admm import PnPADMM
 
 SIZE = 64

@@ -6,11 +6,11 @@ import pytest
 import torch
 from training_parts import tiny, tiny_objective
 
-from ddc.datasets import find_sources
+from ddc.datasets import Pool, find_sources
 from ddc.errors import UserError
 from ddc.perceptual import unit_length
-from ddc.training.data import Draws, Pool
-from ddc.training.features import PriorFeatures
+from ddc.training.data import Draws
+from ddc.training.ddc import PriorFeatures
 
 
 def pair() -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,19 +10,17 @@ from skimage import data
 from torch import Tensor
 from training_parts import QUICK
 
-from ddc.consistency import DataConsistency
 from ddc.images import to_internal
 from ddc.networks import CompactUNet
 from ddc.noise import Noise
-from ddc.priors import Prior, schedule_from_config, scheduler_config
+from ddc.priors import DataConsistency, Prior, schedule_from_config, scheduler_config
 from ddc.problems import measure
 from ddc.solvers.base import Run
 from ddc.solvers.ddc import DDC
-from ddc.solvers.dncnn import DnCNN
+from ddc.solvers.pnp_admm import DnCNN
 from ddc.training.ddc import DDCObjective
-from ddc.training.dncnn import DnCNNObjective
 from ddc.training.loop import train
-from ddc.training.objectives import figures_of
+from ddc.training.objectives import DnCNNObjective, figures_of
 from ddc.training.settings import DDCSettings, DnCNNSettings
 
 

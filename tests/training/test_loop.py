@@ -34,7 +34,7 @@ from ddc.errors import UserError
 from ddc.training import output
 from ddc.training.ddc import DDCObjective
 from ddc.training.loop import Average, Guard, learning_rate_factor, train
-from ddc.training.output import latest_checkpoint, read_checkpoint
+from ddc.training.output import read_latest
 
 
 def quiet(line: str) -> None:
@@ -42,9 +42,9 @@ def quiet(line: str) -> None:
 
 
 def final_state(run: Path) -> dict[str, dict[str, torch.Tensor]]:
-    path = latest_checkpoint(run / "checkpoints")
-    assert path is not None
-    return read_checkpoint(path)[0]
+    found = read_latest(run / "checkpoints", quiet)
+    assert found is not None
+    return found[1][0]
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -155,8 +155,8 @@ def test_killed_and_resumed_is_bit_identical(kind: str, pictures: Path, tmp_path
             process.send_signal(signal.SIGKILL)
             break
     assert process.wait() == -signal.SIGKILL, f"to be killed at step {killed_at}"
-    reached = latest_checkpoint(tmp_path / "killed" / "checkpoints")
-    assert reached is None or reached.name < "step-00000009"  # none, before the first save
+    reached = read_latest(tmp_path / "killed" / "checkpoints", quiet)
+    assert reached is None or reached[0].name < "step-00000009"  # none, before the first save
     assert main(words) == 0
     assert_same(tmp_path / "whole", tmp_path / "killed")
 
@@ -233,8 +233,8 @@ def test_a_loss_that_is_no_number_stops_with_a_good_state(
         train(objective, quiet)
     weights = load_file(tmp_path / "not-finite" / "step-00000003" / "weights.safetensors")
     assert all(torch.equal(weights[k], v) for k, v in objective.before.items())
-    latest = latest_checkpoint(tmp_path / "checkpoints")
-    assert latest is not None and latest.name == "step-00000002"
+    latest = read_latest(tmp_path / "checkpoints", quiet)
+    assert latest is not None and latest[0].name == "step-00000002"
 
 
 def test_the_guard_remembers_the_first_step() -> None:

@@ -10,19 +10,19 @@ import pytest
 import torch
 from training_parts import MIX, NOWHERE, tiny, tiny_objective, tiny_prior_objective
 
-from ddc.datasets import find_sources
+from ddc.datasets import Pool, find_sources
+from ddc.errors import UserError
 from ddc.noise import Noise, derive_seed
 from ddc.perceptual import LPIPS
+from ddc.priors import Schedule
 from ddc.problems import Problem
-from ddc.schedule import Schedule
 from ddc.solvers.base import Run, Step
 from ddc.solvers.bridge import Bridge
 from ddc.solvers.ddc import DDC
-from ddc.solvers.dncnn import DnCNN
-from ddc.training.bridge import BridgeObjective
-from ddc.training.data import Draws, Pool
+from ddc.solvers.pnp_admm import DnCNN
+from ddc.training.data import Draws, measure_draws
 from ddc.training.ddc import kl_of_step
-from ddc.training.dncnn import DnCNNObjective
+from ddc.training.objectives import BridgeObjective, DnCNNObjective
 from ddc.training.output import save_model
 from ddc.training.settings import BridgeSettings, DnCNNSettings
 
@@ -220,9 +220,10 @@ def test_bridge_objective(draws: Draws, tmp_path: Path) -> None:
     loss = float(objective.losses(objective.module, draws, 4, 0)["loss"].detach())
     # the fresh network says 0: the loss is the mean square of (x_n − x₀)/S_n
     draws.position = 0
-    x0, numbers = draws.take(4)
+    numbers = draws.advance(4)
     n = torch.tensor(draws.times(numbers, 1000))
-    x1 = objective._measured(x0, numbers, draws)
+    x0, _, _, (operator, y, _) = measure_draws(draws, numbers, objective._draw)
+    x1 = operator.to_image(y, (32, 32))
     low = torch.nn.functional.avg_pool2d(x1, 4)
     repeated = low.repeat_interleave(4, -1).repeat_interleave(4, -2)
     assert torch.allclose(x1, repeated, atol=1e-6)  # the small picture, repeated to image size
@@ -281,3 +282,10 @@ def test_no_step_makes_the_gpu_wait(pictures: Path) -> None:
             raise
     torch.cuda.set_sync_debug_mode("default")
     assert bool(terms["loss"].isfinite())
+
+
+def test_a_bridge_has_one_task() -> None:
+    assert BridgeObjective(bridge_settings("jpeg10"), Bridge(tiny(), "sr4")).bridge.task == "jpeg10"
+    for text in ("jpeg5-95", "sr4:weight=0.5", "op.py:Op"):
+        with pytest.raises(UserError, match="is not one task"):
+            BridgeObjective(bridge_settings(text), Bridge(tiny(), "sr4"))

@@ -13,8 +13,8 @@ from ddc.cli import main
 from ddc.errors import UserError
 from ddc.images import Picture, to_internal
 from ddc.pipeline import RestorationPipeline
-from ddc.posterior import PosteriorDenoiser, coefficients
 from ddc.problems import measure
+from ddc.solvers.posterior import PosteriorDenoiser, coefficients
 from tiny import tiny_unet
 
 SETTINGS = "--batch-size 4 --crop 32 --warmup 1 --precision fp32 --tasks denoise --sigma-max 0.3 --log-every 1"
@@ -70,7 +70,7 @@ def test_a_trained_network_restores_from_its_folder(tmp_path: Path) -> None:
     assert (sample.picture.tensor - other.picture.tensor).abs().max() > 0.01
     again = pipe(small, "sr4", solver="posterior:realism=0:steps=4", seed=5).picture.tensor
     assert torch.equal(mean.picture.tensor, again)
-    with pytest.raises(UserError, match="from 0 to 1"):
+    with pytest.raises(UserError, match="between 0 and 1"):
         pipe(small, "sr4", solver="posterior:realism=2")
 
 

@@ -14,7 +14,7 @@ from ddc.operators.blur import GaussianBlur, KernelBlur
 from ddc.operators.inpaint import Inpaint, box_mask, random_mask, stroke_mask
 from ddc.operators.jpeg import JPEG
 from ddc.problems import Task, make_problem
-from ddc.training.tasks import (
+from ddc.training.data import (
     Draw,
     MixedOperator,
     TaskMix,
@@ -23,7 +23,6 @@ from ddc.training.tasks import (
     parse_tasks,
     pick,
     round_to_8_bit,
-    single_task,
 )
 
 CPU = torch.device("cpu")
@@ -64,13 +63,6 @@ def test_what_cannot_be_a_task_is_refused(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         for entry in parse_tasks(text):
             make_operators([Draw(entry.task)], [0], 32, CPU)
-
-
-def test_a_bridge_has_one_task() -> None:
-    assert single_task("jpeg10").name == "jpeg10"
-    for text in ("jpeg5-95", "sr4:weight=0.5", "op.py:Op"):
-        with pytest.raises(UserError, match="is not one task"):
-            single_task(text)
 
 
 def test_ranges_cover_both_ends_and_weights_count() -> None:

@@ -15,11 +15,10 @@ from training_parts import (
 )
 
 from ddc.cli import main
-from ddc.consistency import DataConsistency
-from ddc.models import find_part
-from ddc.priors import Prior, scheduler_config
+from ddc.pipeline import find_part
+from ddc.priors import DataConsistency, Prior, scheduler_config
 from ddc.solvers.bridge import Bridge
-from ddc.solvers.dncnn import DnCNN
+from ddc.solvers.pnp_admm import DnCNN
 
 
 def test_help_does_not_need_torch() -> None:
@@ -90,10 +89,9 @@ def test_bridge_and_denoiser_are_found_by_their_solvers(pictures: Path, tmp_path
 
 
 def test_presets_of_bridges_are_small() -> None:
-    from ddc.networks import build_network
-    from ddc.presets import BRIDGES
+    from ddc.networks import PRESETS, build_network
 
-    for config in BRIDGES.values():
+    for config in PRESETS["bridge"].values():
         with torch.device("meta"):
             parameters = sum(p.numel() for p in build_network(config).parameters())
         assert parameters <= 10_000_000

@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from ddc.datasets import decode, find_sources, read_header, split_holdout
+from ddc.datasets import Pool, Stream, decode, find_sources, load_pictures, read_header, split_holdout
 from ddc.errors import UserError
 from ddc.images import Picture, quantise
-from ddc.training.data import Draws, Pool, Stream, centre_crops, load_pictures
+from ddc.training.data import Draws, centre_crops
 
 
 def picture(seed: int, height: int = 40, width: int = 48) -> Image.Image:
@@ -85,8 +85,8 @@ def test_16_bit_grey_keeps_its_brightness(tmp_path: Path) -> None:
 
 def test_unreadable_and_small_pictures_are_counted_and_passed_over(mixed: Path) -> None:
     pool = Pool(find_sources([mixed]), 32)
-    assert (len(pool), pool.unreadable, pool.too_small) == (6, 2, 1)
-    assert pool.report() == "6 pictures, 2 unreadable passed over, 1 smaller than the crop passed over"
+    assert (len(pool.names), pool.unreadable, pool.too_small) == (6, 2, 1)
+    assert pool.count == "6 pictures, 2 unreadable passed over, 1 smaller than the crop passed over"
 
 
 def test_a_crop_is_a_window_of_its_picture(mixed: Path) -> None:
@@ -94,10 +94,10 @@ def test_a_crop_is_a_window_of_its_picture(mixed: Path) -> None:
     draws = Draws(pool, 32, seed=3)
     crops, numbers = draws.take(12)
     for crop, number in zip(crops, numbers, strict=True):
-        place, flip = draws._place(number)
+        place = draws._place(number)
         whole = np.array(Image.open(mixed / pool.names[place.index]))
         window = whole[place.top : place.top + 32, place.left : place.left + 32]
-        window = window[:, ::-1] if flip else window
+        window = window[:, ::-1] if place.mirrored else window
         assert np.array_equal(((crop.permute(1, 2, 0).numpy() + 1) * 127.5).round(), window)
 
 
@@ -112,7 +112,7 @@ def test_the_nth_draw_depends_on_seed_and_number_alone(pictures: Path) -> None:
     again.position = 6
     assert torch.equal(again.take(2)[0], whole[6:])
     assert not torch.equal(Draws(pool, 32, 6).take(8)[0], whole)
-    epoch = [Draws(pool, 32, 5)._place(n)[0].index for n in range(3)]
+    epoch = [Draws(pool, 32, 5)._place(n).index for n in range(3)]
     assert sorted(epoch) == [0, 1, 2]  # every picture once
 
 
@@ -135,7 +135,7 @@ def test_a_stream_gives_what_the_pool_gives(mixed: Path) -> None:
 def test_a_stream_passes_over_what_turns_out_to_be_cut_off(mixed: Path) -> None:
     stream = load_pictures(find_sources([mixed]), 32, stream="on", workers=2)
     assert "cut.png" in stream.names and stream.unreadable == 1
-    crops, _ = Draws(stream, 32, 0).take(2 * len(stream))
+    crops, _ = Draws(stream, 32, 0).take(2 * len(stream.names))
     assert crops.shape == (14, 3, 32, 32) and stream.unreadable == 2
     again = load_pictures(find_sources([mixed]), 32, stream="on", workers=3)
     assert torch.equal(Draws(again, 32, 0).take(14)[0], crops)
@@ -217,7 +217,7 @@ def test_a_dataset_folder(kind: str, tmp_path: Path) -> None:
         ):
             out.write_table(table, max_chunksize=4)
     pool = Pool(find_sources([tmp_path]), 32)
-    assert len(pool) == 5 and pool.unreadable == 1
+    assert len(pool.names) == 5 and pool.unreadable == 1
     expected = np.concatenate([np.array(picture(i)).reshape(-1, 3) for i in (0, 1, 3, 4, 8)])
     assert np.array_equal(pool.pixels.numpy(), expected)
     pq.write_table(pa.table({"label": [1, 2]}), tmp_path / "z.parquet")

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from ddc.consistency import DataConsistency
 from ddc.networks import CompactUNet
-from ddc.priors import Prior, schedule_from_config, scheduler_config
+from ddc.priors import DataConsistency, Prior, schedule_from_config, scheduler_config
+from ddc.training.data import Mixes, TaskMix, parse_tasks
 from ddc.training.ddc import DDCObjective
-from ddc.training.prior import PriorObjective
+from ddc.training.objectives import PriorObjective
 from ddc.training.settings import DDCSettings, PriorSettings
-from ddc.training.tasks import Mixes, TaskMix, parse_tasks
 
 TINY: dict[str, Any] = {
     "channels": (8, 16),

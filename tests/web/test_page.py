@@ -1,8 +1,11 @@
 """The page as a browser sees it: a real server on loopback, driven over HTTP."""
 
+import contextlib
+import http.server
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +22,19 @@ import numpy as np
 import pytest
 from PIL import Image
 from skimage import data
+from starlette.requests import Request
 
 pytest.importorskip("gradio")
 
 from ddc.errors import UserError
+from ddc.images import Picture
 from ddc.pipeline import RestorationPipeline
 from ddc.web.controls import Choices, Trial
+from ddc.web.folders import ALIAS, Store, private_folder, remove_leftovers
+from ddc.web.guard import Guard, Refusal
 from ddc.web.limits import Limits
 from ddc.web.page import RestorationPage, painted
-from ddc.web.server import free_port, private_folder, serve
+from ddc.web.server import listen, serve
 from ddc.web.service import Stopped
 
 CHOICES = Choices(kind="Noise", steps=2)
@@ -73,6 +80,9 @@ class Visitor:
     def give(self, name: str, content: bytes) -> dict[str, Any]:
         return self.call("uploaded", self.upload(name, content))
 
+    def download(self, name: str) -> httpx.Response:
+        return self.http.get(f"gradio_api/file={name}")
+
     def restore(self, choices: Choices = CHOICES) -> dict[str, Any]:
         return self.call("restore", None, None, *astuple(choices))
 
@@ -91,28 +101,31 @@ def handlers_of(page: Any) -> RestorationPage:
 @pytest.fixture(scope="module")
 def page(tiny_model: Path) -> Iterator[Any]:
     """The page, served by the same function that `ddc web` calls."""
-    ready, done, running = threading.Event(), threading.Event(), []
+    ready, running = threading.Event(), []
 
-    def wait(made: Any) -> None:
-        running.append(made)
+    def started(server: Any, made: Any) -> None:
+        running.extend([server, made])
         ready.set()
-        done.wait(120)
 
     pipe = RestorationPipeline.from_pretrained(tiny_model)
     limits = Limits(megapixels=0.5, queue=12, megabytes=1)
-    thread = threading.Thread(target=serve, args=(pipe, limits, "127.0.0.1", None, False, wait))
+    bound = listen("127.0.0.1", None)
+    thread = threading.Thread(target=serve, args=(pipe, limits, "127.0.0.1", bound, (), False, started))
     thread.start()
     assert ready.wait(60)
-    yield running[0]
+    server, made = running
+    made.local_url = f"http://127.0.0.1:{bound.getsockname()[1]}/"
+    made.server_port = bound.getsockname()[1]
+    yield made
     folder = Path(os.environ["GRADIO_TEMP_DIR"])
     assert folder.is_dir() and any(folder.iterdir())
-    done.set()
+    assert sorted(path.name for path in folder.iterdir()) == ["examples", "lock", "visitors"]  # none by Gradio itself
+    server.should_exit = True
     thread.join(30)
     assert not folder.exists() and "GRADIO_TEMP_DIR" not in os.environ
 
 
 def test_it_answers_to_this_computer_alone_and_calls_no_other(page: Any) -> None:
-    assert page.server_name == "127.0.0.1" and page.share is False
     assert page.analytics_enabled is False
     config = httpx.get(f"{page.local_url}config").json()
     assert "Restore my photo" in json.dumps(config)
@@ -131,7 +144,7 @@ def test_upload_suggestion_restoration_download(page: Any) -> None:
     assert "40 × 40 pixels in" in summary and uncertainty["visible"] is False
     assert command.startswith("ddc restore photo.png") and "steps=2" in python
     assert files["value"][0]["orig_name"] == "photo_restored.png"
-    download = httpx.get(f"{page.local_url}gradio_api/file={files['value'][0]['path']}")
+    download = visitor.download(files["value"][0]["path"])
     assert download.status_code == 200 and download.content.startswith(b"\x89PNG")
     assert len(slider) == 2
 
@@ -188,11 +201,154 @@ def test_nothing_to_restore(page: Any) -> None:
 
 
 def test_files_outside_the_uploads_cannot_be_named(page: Any, tmp_path: Path) -> None:
+    """A path that a client makes up, with and without what marks it as a file for Gradio."""
     (tmp_path / "secret.png").write_bytes(png())
+    visitor, other = Visitor(page), Visitor(page)
+    theirs = other.upload("theirs.png", png())["path"]
+    folder = os.environ["GRADIO_TEMP_DIR"]
+    for path in (str(tmp_path / "secret.png"), theirs, theirs.replace(ALIAS, folder), f"{ALIAS}/lock", f"{ALIAS}/../x"):
+        for meta in ({}, {"meta": {"_type": "gradio.FileData"}}):
+            for event in ("uploaded", "try_uploaded"):
+                assert visitor.send(event, {"path": path, "orig_name": "a.png", **meta}).status_code == 403
+        assert visitor.download(path).status_code in (403, 404)
+    assert other.download(theirs).content == png()
+    assert httpx.get(f"{page.local_url}gradio_api/file={theirs}").status_code == 403
+
+
+def test_a_session_belongs_to_its_visitor(page: Any) -> None:
+    """Who learns the name of another visitor's session has nothing of it."""
+    visitor, thief = Visitor(page), Visitor(page)
+    visitor.give("photo.png", png())
+    thief.session = visitor.session
+    assert not thief.restore()["success"]
+    assert visitor.restore()["success"]
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost@evil.example", "0.0.0.0"])
+def test_other_hosts_are_not_answered(page: Any, host: str) -> None:
+    answer = httpx.get(page.local_url, headers={"Host": host})
+    assert answer.status_code in (400, 421) and "Restore" not in answer.text
+
+
+def test_hosts_that_are_meant_are_answered(page: Any) -> None:
+    for host in ("localhost", "LOCALHOST:1234", "[::1]:80", f"127.0.0.1:{page.server_port}"):
+        assert httpx.get(page.local_url, headers={"Host": host}).status_code == 200
+    made = Guard(None, None, Store(Path()), Limits(), "0.0.0.0", ["Restore.Example.org"])
+    assert made.any_address and {"restore.example.org", "localhost"} <= made.hosts
+    assert "localhost" not in Guard(None, None, Store(Path()), Limits(), "192.0.2.1").hosts
+
+
+def test_other_pages_cannot_upload_or_send_events(page: Any) -> None:
+    visitor, files = Visitor(page), {"files": ("a.png", png())}
+    foreign = [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}]
+    foreign += [{"Origin": f"http://127.0.0.1:{page.server_port + 1}"}, {"Sec-Fetch-Site": "same-site"}]
+    for headers in foreign:
+        assert visitor.http.post("gradio_api/upload", files=files, headers=headers).status_code == 403
+        assert visitor.http.post("gradio_api/queue/join", json={}, headers=headers).status_code == 403
+    own = {"Origin": page.local_url.rstrip("/")}
+    assert visitor.http.post("gradio_api/upload", files=files, headers=own).status_code == 200
+
+
+def test_no_answer_names_the_private_folder(page: Any) -> None:
+    visitor, folder = Visitor(page), os.environ["GRADIO_TEMP_DIR"]
+    visitor.give("photo.png", png())
+    told = json.dumps(visitor.restore())
+    for text in (
+        visitor.http.get("").text,
+        visitor.http.get("config").text,
+        visitor.upload("a.png", png())["path"],
+        told,
+    ):
+        assert ALIAS in text and folder not in text
+
+
+def test_addresses_in_files_are_not_fetched(page: Any) -> None:
+    called = threading.Event()
+
+    class Listener(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            called.set()
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Listener) as listener:
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        url, visitor = f"http://127.0.0.1:{listener.server_port}/a.png", Visitor(page)
+        mine = visitor.upload("a.png", png())
+        assert visitor.send("uploaded", mine | {"path": url}).status_code == 403
+        assert visitor.call("uploaded", mine | {"url": url})["success"]
+        assert visitor.http.get(f"gradio_api/file={url}").status_code in (403, 404)
+        assert visitor.http.get(f"gradio_api/proxy={url}").status_code == 404
+        listener.shutdown()
+    assert not called.is_set()
+
+
+def test_names_that_no_file_can_have(page: Any) -> None:
     visitor = Visitor(page)
-    order = {"path": str(tmp_path / "secret.png"), "orig_name": "a.png", "meta": {"_type": "gradio.FileData"}}
-    assert not visitor.call("uploaded", order)["success"]
-    assert httpx.get(f"{page.local_url}gradio_api/file={tmp_path / 'secret.png'}").status_code in (403, 404)
+    mine = visitor.upload("a.png", png())
+    for name in ("é" * 250 + ".png", "a\0b.png", "../../x.png", "", 7, "a\nb.png"):
+        assert visitor.call("uploaded", mine | {"orig_name": name})["success"]
+        done = visitor.restore()
+        assert done["success"] and done["output"]["data"][3]["value"][0]["orig_name"].endswith("_restored.png")
+
+
+def test_a_painting_is_kept_in_a_file(page: Any) -> None:
+    visitor, canvas = Visitor(page), io.BytesIO()
+    visitor.give("photo.png", png())
+    pixels = np.zeros((40, 40, 4), np.uint8)
+    pixels[10:20, 10:20] = 255
+    Image.fromarray(pixels).save(canvas, "PNG")
+    fields = {"fn_name": "accept_blobs", "component_id": "1", "session_hash": visitor.session, "id": "brush1"}
+    for kind, index in (("layer", "0"), ("composite", "null")):
+        sent = fields | {"type": kind, "index": index}
+        answer = visitor.http.post(
+            "gradio_api/component_server", data=sent, files={"file": ("l.png", canvas.getvalue())}
+        )
+        assert answer.status_code == 200
+    done = visitor.call("restore", None, {"id": "brush1"}, *astuple(Choices(kind="Holes", steps=1)))
+    assert done["success"] and [file["orig_name"] for file in done["output"]["data"][3]["value"]][-1] == "mask.png"
+    editors = [block for block in page.blocks.values() if block.get_block_name() == "imageeditor"]
+    assert editors and not any(editor.blob_storage for editor in editors)
+    assert not Visitor(page).call("restore", None, {"id": "brush1"}, *astuple(Choices(kind="Holes")))["success"]
+
+
+def test_what_the_reader_cannot_take_is_told_in_a_sentence(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a TIFF file with a strange orientation once raised a SystemError."""
+
+    def fail(path: Path) -> Any:
+        raise SystemError
+
+    monkeypatch.setattr(Picture, "read", fail)
+    facts = Visitor(page).give("exif6.tif", png())["output"]["data"][1]
+    assert facts == "⚠ exif6.tif is damaged or unusual (SystemError); save it again, as a PNG."
+
+
+@pytest.mark.parametrize(
+    "order",
+    [[], "x", 1, {}, {"data": []}, {"data": {}, "fn_index": 0}, {"data": [1] * 99, "fn_index": 0}]
+    + [{"data": [], "fn_index": index, "session_hash": "a"} for index in (-1, 9999, "0", None, True, 0.5)],
+)
+def test_events_of_another_form_are_refused(page: Any, order: Any) -> None:
+    for address in ("queue/join", "run/predict"):
+        answer = Visitor(page).http.post(f"gradio_api/{address}", json=order)
+        assert answer.status_code == 400 and answer.json()["detail"]
+
+
+def test_values_of_another_form_are_refused(page: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    visitor = Visitor(page)
+    visitor.give("photo.png", png())
+    for field, value in (
+        ("steps", "x"),
+        ("steps", 1e9),
+        ("blur", -1),
+        ("solver", "none"),
+        ("kind", 7),
+        ("seed", 2**52),
+    ):
+        told = visitor.call("restore", None, None, *astuple(replace(CHOICES, **{field: value})))
+        assert not told["success"] and "expected" in told["output"]["error"].lower(), (field, told)
+    for value in ([], {}, "x" * 500, 10**30):
+        order = [None, None, *astuple(replace(CHOICES, steps=value))]  # type: ignore[arg-type]
+        assert visitor.send("restore", *order).status_code == 400
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_ten_visitors_get_their_own_pictures(page: Any) -> None:
@@ -201,7 +357,7 @@ def test_ten_visitors_get_their_own_pictures(page: Any) -> None:
         visitor.give(f"photo{number}.png", png(seed=4 * number, side=32 + number))
         shown = visitor.restore()["output"]["data"]
         file = shown[3]["value"][0]
-        content = httpx.get(f"{page.local_url}gradio_api/file={file['path']}").content
+        content = visitor.download(file["path"]).content
         return shown[4], file["path"], content
 
     with ThreadPoolExecutor(10) as pool:
@@ -268,9 +424,11 @@ def test_try_it(page: Any) -> None:
 def test_painting_is_read_from_the_layers() -> None:
     layer = np.zeros((4, 6, 4), np.uint8)
     layer[1, 2, 3] = 200
-    mask = painted({"background": None, "layers": [layer, layer * 0], "composite": None})
+    mask = painted([layer, layer * 0])
     assert mask is not None and mask.shape == (4, 6) and mask.sum() == 200
-    assert painted(None) is None and painted({"layers": []}) is None
+    assert painted([]) is None
+    with pytest.raises(UserError, match="differ in size"):
+        painted([layer, layer[:2]])
 
 
 def test_stopping_is_no_error_and_leaves_the_page_as_it_was(page: Any) -> None:
@@ -279,7 +437,10 @@ def test_stopping_is_no_error_and_leaves_the_page_as_it_was(page: Any) -> None:
     with handlers.work.lock:  # it cannot be done before it is stopped
         visitor.send("restore", None, None, *astuple(CHOICES)).raise_for_status()
         deadline = time.monotonic() + 60
-        while visitor.session not in handlers.visitors.running and time.monotonic() < deadline:
+        while (
+            not any(name.endswith(visitor.session) for name in handlers.visitors.running)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
         visitor.call("stop")
     done = visitor.completed()
@@ -297,24 +458,31 @@ def test_a_closed_tab_stops_its_run(page: Any) -> None:
 
 
 def test_ports(page: Any) -> None:
-    assert free_port("127.0.0.1", None) >= 7860
+    with listen("127.0.0.1", None) as bound:
+        assert bound.getsockname()[1] >= 7860
     with pytest.raises(UserError, match=f"port {page.server_port} is taken"):
-        free_port("127.0.0.1", page.server_port)
+        listen("127.0.0.1", page.server_port)
     with pytest.raises(UserError, match="cannot be used"):
-        free_port("203.0.113.7", None)
+        listen("203.0.113.7", None)
     with pytest.raises(UserError, match="the port is 70000"):
-        free_port("127.0.0.1", 70_000)
+        listen("127.0.0.1", 70_000)
 
 
-def test_ending_the_process_leaves_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_ending_the_process_leaves_nothing_behind(tiny_model: Path, tmp_path: Path, number: int) -> None:
     command = [sys.executable, "-m", "ddc", "web", "--model", str(tiny_model), "--device", "cpu"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     environment.pop("GRADIO_TEMP_DIR", None)
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and "http://127.0.0.1:" in process.stdout.readline()
         assert any(tmp_path.glob("ddc-web-*/examples/*/*.png"))
-        process.terminate()
-        assert process.wait(30) == 0
+        remove_leftovers(tmp_path)
+        assert any(tmp_path.iterdir())  # it is still running
+        process.send_signal(number)
+        assert process.wait(30) == (0 if number != signal.SIGKILL else -number)
+    if number == signal.SIGKILL:
+        assert any(tmp_path.iterdir())
+        remove_leftovers(tmp_path)  # as the next start does
     assert not list(tmp_path.iterdir())
 
 
@@ -323,3 +491,16 @@ def test_the_private_folder_is_private_and_goes() -> None:
         assert folder.stat().st_mode & 0o077 == 0
         (folder / "a").write_text("x")
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("origin", "refused"),
+    [("https://restore.example.org", False), ("https://restore.example.org:8443", False), ("https://evil.org", True)],
+)
+def test_a_reverse_proxy_passes_on_its_host(origin: str, refused: bool) -> None:
+    """As docs/serving.md has it: the proxy's host name, without a port, and https outside."""
+    guard = Guard(None, None, Store(Path()), Limits(), "127.0.0.1", ["restore.example.org"])
+    headers = [(b"host", b"restore.example.org"), (b"origin", origin.encode()), (b"x-forwarded-proto", b"https")]
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers})
+    with pytest.raises(Refusal) if refused else contextlib.nullcontext():
+        guard._check_sender(request)

@@ -26,11 +26,11 @@ from ddc.solvers import SOLVERS
 from ddc.solvers.base import make_solver
 from ddc.web import service
 from ddc.web.controls import DISC, KINDS, LINE, TRY_TASKS, Choices, Trial, from_values
+from ddc.web.folders import IDLE, Store
 from ddc.web.limits import Limits
 from ddc.web.service import Service, Visitors
-from ddc.web.snippets import command_line
-from ddc.web.uploads import Upload, inspect, remove_old, write_clean_examples, write_examples
-from ddc.web.views import heat_map
+from ddc.web.shown import command_line, heat_map
+from ddc.web.uploads import Upload, inspect, write_clean_examples, write_examples
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def pipe(tiny_model: Path) -> RestorationPipeline:
 
 @pytest.fixture
 def work(pipe: RestorationPipeline, tmp_path: Path) -> Service:
-    made = Service(pipe, Limits(megapixels=1, minutes=5), tmp_path / "files")
+    made = Service(pipe, Limits(megapixels=1, minutes=5), Store(tmp_path / "files"))
     made.warm_up()
     return made
 
@@ -305,7 +305,7 @@ def test_restorations_run_one_at_a_time(work: Service, photo: Upload) -> None:
     for thread in threads:
         thread.join()
     assert most[0] == 1
-    assert len(list(work.folder.rglob("*_restored.png"))) == 4
+    assert len(list(work.store.folder.rglob("*_restored.png"))) == 4
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_compare_refuses_what_cannot_work(work: Service, photo: Upload) -> None:
         work.compare(photo, Trial("jpeg10", 0.0, "ddc", 2, "ddrm", 2))
     with pytest.raises(UserError, match="not offered"):
         work.compare(photo, Trial("custom", 0.0, "ddc", 2, "ddrm", 2))
-    assert not list(work.folder.rglob("*.png"))
+    assert not list(work.store.folder.rglob("*.png"))
 
 
 def test_examples_are_what_they_say(work: Service, tmp_path: Path) -> None:
@@ -368,16 +368,46 @@ def test_examples_are_what_they_say(work: Service, tmp_path: Path) -> None:
 
 
 def test_old_files_are_removed(tmp_path: Path) -> None:
-    for name in ("old/a.png", "new/b.png", "examples/c.png"):
-        (tmp_path / name).parent.mkdir()
+    store = Store(tmp_path)
+    for name in ("visitors/old/a.png", "visitors/new/b.png", "examples/c.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("x")
     past = time.time() - 3600
-    for path in (tmp_path / "old/a.png", tmp_path / "examples/c.png"):
+    for path in (tmp_path / "visitors/old/a.png", tmp_path / "examples/c.png"):
         os.utime(path, (past, past))
-    remove_old(tmp_path, 30, keep=(tmp_path / "examples",))
-    os.utime(tmp_path / "old", (past, past))  # its file went just now
-    remove_old(tmp_path, 30, keep=(tmp_path / "examples",))
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["b.png", "c.png", "examples", "new"]
+    store.remove_old(30)
+    os.utime(tmp_path / "visitors/old", (past, past))  # its file went just now
+    store.remove_old(30)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["b.png", "c.png", "examples", "new", "visitors"]
+
+
+def test_the_disk_has_a_limit(tmp_path: Path) -> None:
+    store = Store(tmp_path, gigabytes=0.001)
+    for visitor, age in (("left", 2 * IDLE), ("here", 0)):
+        (store.new_folder(visitor) / "a.png").write_bytes(bytes(400_000))
+        past = time.time() - age
+        os.utime(store.visitors / visitor, (past, past))
+    with store.room(150_000):
+        assert (store.visitors / "left").exists()
+        with store.room(200_000):
+            assert not (store.visitors / "left").exists()
+            with pytest.raises(UserError, match="no room for more files at present"), store.room(400_000):
+                pass
+    with store.room(400_000):
+        assert (store.visitors / "here").exists()
+    for _ in range(9):  # small files count too
+        (store.new_folder("here") / "b.png").write_bytes(b"x")
+    with pytest.raises(UserError, match="no room"), store.room(1):
+        pass
+
+
+def test_results_are_refused_where_there_is_no_room(work: Service, photo: Upload) -> None:
+    work.store.limit = 70_000
+    with pytest.raises(UserError, match="no room"):
+        work.restore(photo, Choices(scale=8))
+    with pytest.raises(UserError, match="no room"):
+        work.compare(photo, Trial("sr4", 0.05, "ddc", 2, "pinv", 1, longest=96))
+    assert not list(work.store.folder.rglob("*.png"))
 
 
 def test_heic_is_read_although_pillow_alone_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,8 +424,12 @@ def test_a_form_is_made_from_the_values_of_its_components() -> None:
     form = from_values(Choices, values)
     assert form == Choices("Blur", blur=2.0, sigma=0.0, solver="ddnm", steps=20, angle=45.0)
     assert type(form.blur) is float and type(form.steps) is int
-    with pytest.raises(ValueError, match="longer"):
+    with pytest.raises(ValueError, match="shorter"):
         from_values(Choices, values[:-1])
+    for field, value in ((0, "Everything"), (1, 5), (3, 99), (3, "wide"), (7, float("nan")), (9, 0.5), (10, 10**12)):
+        with pytest.raises(UserError, match="expected"):
+            from_values(Choices, [*values[:field], value, *values[field + 1 :]])
+    assert from_values(Choices, [*values[:-1], 12], {"samples": {"maximum": 20}}).samples == 12
 
 
 def test_limits_and_durations() -> None:

@@ -29,18 +29,14 @@ def available() -> dict[str, tuple[str, str]]:
 
 
 def usage() -> str:
-    lines = [f"  {name:<10} {summary}" for name, (_, summary) in available().items()]
-    return "\n".join(
-        [
-            "usage: ddc COMMAND …",
-            "",
-            "Deep Data Consistency: restore images in five diffusion steps.",
-            "",
-            *lines,
-            "",
-            "`ddc COMMAND --help` shows the options of a command; `ddc --version` the version.",
-        ]
-    )
+    lines = "\n".join(f"  {name:<10} {summary}" for name, (_, summary) in available().items())
+    return f"""usage: ddc COMMAND …
+
+Deep Data Consistency: restore images in five diffusion steps.
+
+{lines}
+
+`ddc COMMAND --help` shows the options of a command; `ddc --version` the version."""
 
 
 def _print_any_name() -> None:
@@ -84,9 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"ddc: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("ddc: interrupted; what was finished is whole", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `ddc … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a closed folder, a full disk
+        what = f"{error.filename} cannot be used ({error.strerror})" if error.filename else str(error)
+        print(f"ddc: {UserError(what)}; check the name, the permissions and the free space", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("ddc: interrupted; what was finished is whole", file=sys.stderr)
+        return 130

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from ddc.evaluation.speed import BenchSettings
+
+if TYPE_CHECKING:
+    from ddc.priors import DataConsistency, Prior
 
 
 @dataclass(frozen=True)
@@ -33,50 +36,53 @@ class Bench:
 
         from ddc.errors import UserError
         from ddc.evaluation import speed, speed_tables
-        from ddc.pipeline import RestorationPipeline
-        from ddc.priors import DEFAULT_MODEL
 
         if self.paper_size and self.model is not None:
             raise UserError("--paper-size measures the paper's networks; give either a model or --paper-size")
-        folder = self.model or (DEFAULT_MODEL if (DEFAULT_MODEL / "prior").is_dir() else None)
-        if self.paper_size:
-            folder = None
-            prior, network = speed.random_models("adm-256", "paper")
-        elif folder is None:
-            prior, network = speed.random_models("compact", "compact")
-        else:
-            pipe = RestorationPipeline.from_pretrained(folder)
-            prior, network = pipe.prior, pipe.network  # type: ignore[assignment]
+        if self.out is not None:
+            try:
+                self.out.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(f"{self.out} cannot be made ({error.strerror}); choose another --out") from None
+        prior, network, folder = self.load()
         training_speed: speed.TrainingSpeed | None = None
         if self.settings.training:
             from ddc.training import speed as of_training
 
             training_speed = of_training.training_speed
         errors = Console(file=sys.stderr)
-        run = speed.Bench(
-            prior,
-            network,
-            self.device,
-            self.settings,
-            folder,
-            lambda text: errors.print(f"[dim]{text}[/dim]"),
-            training_speed,
-        )
+
+        def say(text: str) -> None:
+            errors.print(f"[dim]{text}[/dim]")
+
+        run = speed.Bench(prior, network, self.device, self.settings, folder, say, training_speed)
         try:
             run.run()
         except KeyboardInterrupt:
             run.skip("the rest", "interrupted")
         results = run.results
         if self.out is not None:
-            self.out.mkdir(parents=True, exist_ok=True)
             (self.out / "bench.json").write_text(json.dumps(results, indent=2) + "\n")
             try:
                 speed_tables.plot(results, self.out / "bench.png")
             except ImportError:
-                errors.print("no plot: matplotlib is missing; install it with `pip install ddc\\[eval]`")
+                say("no plot, because matplotlib is missing: pip install 'deep-data-consistency\\[eval]'")
         if self.json:
             print(json.dumps(results, indent=2))
         else:
             for table in speed_tables.tables(results):
                 Console().print(table)
         return 0
+
+    def load(self) -> "tuple[Prior, DataConsistency | None, Path | None]":
+        """The networks to measure, and their folder if they have one."""
+        from ddc.evaluation.speed import random_models
+        from ddc.pipeline import DEFAULT_MODEL, RestorationPipeline
+
+        if self.paper_size:
+            return *random_models("adm-256", "paper"), None
+        folder = self.model or (DEFAULT_MODEL if (DEFAULT_MODEL / "prior").is_dir() else None)
+        if folder is None:
+            return *random_models("compact", "compact"), None
+        pipe = RestorationPipeline.from_pretrained(folder)
+        return pipe.prior, pipe.network, folder

@@ -1,10 +1,11 @@
 """`ddc degrade`: make the measurement of a task from clean pictures."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from ddc.cli.files import FileOptions, Report, progress_bar, shown
+from ddc.cli.files import FileOptions, kernel_in_order, progress_bar, shown
 from ddc.errors import UserError
 
 
@@ -20,7 +21,10 @@ class Degrade(FileOptions):
     mask: Annotated[Path | None, shown("FILE")] = None
     """A mask for inpainting, of the same size as the picture: white is kept, black becomes a hole."""
     kernel: Annotated[Path | None, shown("FILE")] = None
-    """The kernel of the task blur: a picture or a 2-D .npy array."""
+    """The kernel of the task blur: a picture or a 2-D .npy array. It is convolved with the picture, so it shows what a
+    point of light becomes."""
+    correlation: bool = False
+    """The kernel is in the order of a correlation, as OpenCV's filter2D takes it; it is turned by 180°."""
     operator: Annotated[str | None, shown("FILE.py:CLASS")] = None
     """Your own operator, a class in a Python file; it replaces --task."""
     seed: int = 0
@@ -28,40 +32,33 @@ class Degrade(FileOptions):
 
     def run(self) -> int:
         from ddc.degrade import degrade
-        from ddc.images import KEEPS_ALPHA, Picture, check_writable
+        from ddc.images import KEEPS_ALPHA, check_writable
         from ddc.problems import Task, check_sigma
 
-        items = self.items(default_ext="png")
+        report = self.plan(default_ext="png")
         check_sigma(self.sigma)
         task = Task.parse("custom" if self.operator is not None else self.task)
         if task.family == "inpaint":
-            for item in items:
+            for item in report.items:
                 if check_writable(item.target) not in KEEPS_ALPHA:
                     raise UserError(f"{item.target.name} cannot hold the mask in an alpha channel; use --ext png")
-        if not items:
-            return 0
-        report = Report(self, len(items))
-        with progress_bar(report, self.task) as show:
-            for index, item in enumerate(items):
+        kernel = kernel_in_order(self.kernel, self.correlation)
+        if not report.items:
+            return report.exit_code()
+        with report, progress_bar(self.task, len(report.items)) as show:
+            for item, picture in report.pictures():
+                given = (item.source.name, self.mask, kernel, self.operator)
+                floating = item.target.suffix.lower() == ".npy"
                 try:
-                    measured = degrade(
-                        Picture.read(item.source),
-                        task,
-                        self.sigma,
-                        self.seed,
-                        item.source.name,
-                        self.mask,
-                        self.kernel,
-                        self.operator,
-                        floating=item.target.suffix.lower() == ".npy",
-                    )
-                    measured.write(item.target)
+                    measured = degrade(picture, task, self.sigma, self.seed, *given, floating=floating)
                 except UserError as error:
-                    report.failed(item, error)
-                else:
-                    height, width = measured.size
-                    facts = {"task": task.name, "sigma": self.sigma, "seed": self.seed}
-                    report.finished(item, facts | {"width": width, "height": height})
+                    report.failed(item.source, error)
+                    continue
+                height, width = measured.size
+                facts = {"task": task.name, "sigma": self.sigma, "seed": self.seed, "width": width, "height": height}
+                report.write(item, facts, partial(measured.write, item.target))
+                report.settle(1)
                 if show:
-                    show(index + 1)
+                    show(report.begun)
+            report.settle()
         return report.exit_code()

@@ -57,21 +57,35 @@ class MeasuringOptions:
     def options(self, out: Path, samples: int = 1) -> "EvaluationOptions":
         """Check the options; the time of --minutes starts here."""
         started = time.monotonic()
-        positive = {"batch-size": self.batch_size, "samples": samples, "slow-limit": self.slow_limit}
+        positive = {
+            "batch-size": self.batch_size,
+            "samples": samples,
+            "slow-limit": self.slow_limit,
+            "max-nfe": self.max_nfe,
+        }
         for name, value in positive.items():
             if value is not None and value < 1:
                 raise UserError(f"--{name} is {value}; expected 1 or more")
+        if self.keep < 0:
+            raise UserError(f"--keep is {self.keep}; expected 0 or more")
+        if self.minutes is not None and not self.minutes >= 0:
+            raise UserError(f"--minutes is {self.minutes}; expected 0 or more")
+        weights = {
+            "vgg16": (self.vgg16, "VGG16's weights, vgg16.safetensors"),
+            "fid-inception": (self.fid_inception, "the Inception weights, pt_inception-2015-12-05-6726825d.pth"),
+        }
+        for name, (path, expected) in weights.items():
+            if path is not None and not path.is_file():
+                raise UserError(f"{path} is not a file; expected {expected} (--{name})")
         from ddc.evaluation.benchmark import EvaluationOptions
-        from ddc.evaluation.inception import find_inception
-        from ddc.evaluation.report import check_packages
 
         if self.report:
+            from ddc.evaluation.report import check_packages
+
             check_packages()
         if self.vgg16 is not None:
             from ddc.perceptual import VGG_VARIABLE
 
-            if not self.vgg16.is_file():
-                raise UserError(f"{self.vgg16} is not a file; expected VGG16's weights, vgg16.safetensors (--vgg16)")
             os.environ[VGG_VARIABLE] = str(self.vgg16)
         return EvaluationOptions(
             out,
@@ -81,7 +95,8 @@ class MeasuringOptions:
             self.precision,
             samples,
             keep=self.keep,
-            inception=find_inception(self.fid_inception, download=self.fid),
+            fid=self.fid,
+            inception=self.fid_inception,
             slow_limit=self.slow_limit,
             deadline=None if self.minutes is None else started + 60 * self.minutes,
             compile=self.compile,
@@ -116,25 +131,23 @@ class Evaluate(MeasuringOptions):
 
     def run(self) -> int:
         options = self.options(self.out, self.samples)
-        from ddc.evaluation.benchmark import evaluate
-        from ddc.evaluation.cases import Models, load_images, parse_cases, parse_models
-        from ddc.evaluation.report import ReportPage, write_report
-        from ddc.evaluation.results import recorded_models
+        from ddc.evaluation.benchmark import Models, evaluate, load_images, parse_cases, parse_models
 
-        models = Models(parse_models(self.model), recorded=recorded_models(self.out))
+        models = Models(parse_models(self.model), out=self.out)
         cases = parse_cases(models, self.task, self.sigma, self.solver, self.steps, self.max_nfe)
         images = load_images(self.images, self.size, self.limit)
         protocol = {"images": self.images.name, "count": len(images), "max_nfe": self.max_nfe}
         result = evaluate(cases, images, models, options, protocol)
-        if int(os.environ.get("RANK", 0)):
+        if result.rank:
             return 0
         if result.left:
             print(result.unfinished)
         for reason in result.skipped:
             print(f"ddc: skipped {reason}", file=sys.stderr)
         if self.report and result.rows:
-            notes = [*result.notes, *(f"Not run: {reason}" for reason in result.skipped)]
-            print(write_report(self.out, ReportPage(f"Evaluation on {self.images.name}", notes)))
+            from ddc.evaluation.report import ReportPage, write_report
+
+            print(write_report(self.out, ReportPage(f"Evaluation on {self.images.name}", result.notes)))
         else:
             print(f"{result.rows} rows are in {self.out}")
         return 0

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -34,9 +35,9 @@ OTHER_FORMATS = {
     ".jp2",
     ".ppm",
     ".tga",
-    ".ico",
     ".psd",
     ".svg",
+    ".ico",
     ".pdf",
     ".exr",
     ".raw",
@@ -49,8 +50,7 @@ def shown(metavar: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One picture: where it is, and where its result goes."""
 
     source: Path
@@ -77,27 +77,39 @@ class FileOptions:
     json: bool = False
     """Print one line of JSON for each picture instead of its name."""
 
-    def items(self, default_ext: str | None = None) -> list[Item]:
+    samples = 1  # restorations of each picture: an option of restore
+
+    def plan(self, default_ext: str | None = None) -> "Report":
         """The pictures of this run. Whatever would overwrite an input is refused before anything runs."""
         ext = self._checked_ext(default_ext)
         if not self.inputs:
             raise UserError("no picture was named; give files or folders")
+        if Path(self.suffix).name != self.suffix:
+            raise UserError(f"--suffix {self.suffix} names a folder; expected the end of a name, as in _restored")
         self._check_out(ext)
-        found = find_pictures(self.inputs, outside=self.out)
-        items = [Item(one.path, self._target(one.relative, ext)) for one in found]
-        if self.suffix:
-            items = self._without_results(items)
+        closed: list[OSError] = []
+        found = find_pictures(self.inputs, self.out, closed)
+        items = [Item(path, self._target(relative, ext)) for path, relative in found]
+        if self.suffix:  # skip what an earlier run wrote beside its inputs: a_r.png and a_r_1.png, if a.png is an input
+            named = {os.path.realpath(path) for path in self.inputs}
+            results = {os.path.realpath(path) for item in items for path in self.written(item)} - named
+            targets = {os.path.realpath(item.target.with_suffix("")) for item in items}
+            items = [
+                item
+                for item in items
+                if (source := os.path.realpath(item.source)) not in results
+                and (source in named or re.sub(r"_(\d+|std)\.\w+$", "", source) not in targets)
+            ]
         self._refuse_collisions(items)
         first, count = self._part()
-        items = items[first::count]
-        return [item for item in items if not (self.skip_existing and item.target.exists())]
+        items = [item for item in items[first::count] if not (self.skip_existing and holds(item.target.exists))]
+        return Report(self, items, closed)
 
     def _checked_ext(self, default: str | None) -> str | None:
         """The ending of the results, as in .png; None keeps that of each picture."""
-        ext = self.ext or default
-        if ext is None:
+        if (self.ext or default) is None:
             return None
-        ext = "." + ext.lower().removeprefix(".")
+        ext = "." + (self.ext or default or "").lower().removeprefix(".")
         if ext not in FORMATS:
             raise UserError(f"the format {self.ext!r} is not known; expected one of {', '.join(sorted(FORMATS))}")
         return ext
@@ -105,17 +117,20 @@ class FileOptions:
     def _check_out(self, ext: str | None) -> None:
         """Refuse an --out that does not fit the inputs or the format."""
         if self.names_a_file():
-            if len(self.inputs) > 1 or self.inputs[0].is_dir():
+            if len(self.inputs) > 1 or holds(self.inputs[0].is_dir):
                 raise UserError(f"{self.out} names one picture, but there are several to do; give a folder with -o")
             if self.ext and FORMATS[self.out.suffix.lower()] != FORMATS[str(ext)]:
                 raise UserError(f"{self.out} names another format than --ext {self.ext}; leave one of them out")
         elif not self.out.is_dir():
             if self.out.suffix.lower() in OTHER_FORMATS:
-                raise UserError(
-                    f"{self.out.suffix} pictures cannot be written; expected one of {', '.join(sorted(FORMATS))}"
-                )
+                known = ", ".join(sorted(FORMATS))
+                raise UserError(f"{self.out.suffix} pictures cannot be written; expected one of {known}")
             if self.out.exists():
                 raise UserError(f"{self.out} is a file, but not a picture; give a folder with -o")
+
+    def names_a_file(self) -> bool:
+        """Whether --out is the name of the one result, and not a folder."""
+        return self.out.suffix.lower() in FORMATS and not self.out.is_dir()
 
     def _target(self, relative: Path, ext: str | None) -> Path:
         """Where the result of a picture goes; `relative` is its path below the input folder."""
@@ -125,38 +140,36 @@ class FileOptions:
         return self.out / relative.with_name(f"{relative.stem}{self.suffix}{ext or own}")
 
     def written(self, item: Item) -> list[Path]:
-        """Every file that is written for a picture."""
-        return [item.target]
-
-    def names_a_file(self) -> bool:
-        """Whether --out is the name of the one result, and not a folder."""
-        return self.out.suffix.lower() in FORMATS and not self.out.is_dir()
-
-    def _without_results(self, items: list[Item]) -> list[Item]:
-        """Skip what an earlier run wrote beside its inputs: a_restored.png, if a.png is an input."""
-        named = {path.resolve() for path in self.inputs}
-        results = {path.resolve() for item in items for path in self.written(item)} - named
-        return [item for item in items if item.source.resolve() not in results]
+        """Every file that is written for a picture: the result, and with several samples each of them (_1, _2, …) and
+        their standard deviation."""
+        target = item.target
+        numbered = [f"{target.stem}_{number}{target.suffix}" for number in range(1, self.samples + 1)]
+        beside = [*numbered, f"{target.stem}_std.npy", f"{target.stem}_std.png"] if self.samples > 1 else []
+        return [target, *(target.with_name(name) for name in beside)]
 
     def _refuse_collisions(self, items: list[Item]) -> None:
-        sources = {item.source.resolve() for item in items}
-        taken: dict[Path, Path] = {}
+        sources = {os.path.realpath(item.source) for item in items}  # Path.resolve raises for a link to itself
+        taken: dict[str, Path] = {}
         for source, path in [(item.source, path) for item in items for path in self.written(item)]:
-            target = path.resolve()
+            target = os.path.realpath(path)
             if target in sources:
                 raise UserError(f"{path} would overwrite an input; give another folder with -o, or a --suffix")
             if target in taken:
-                raise UserError(
-                    f"{taken[target]} and {source} would both write {path}; "
-                    "run the command once for each, with different folders"
-                )
+                both = f"{taken[target]} and {source} would both write {path}"
+                raise UserError(f"{both}; run the command once for each, with different folders")
             taken[target] = source
 
     def _part(self) -> tuple[int, int]:
         """The part of the list that this process takes: first index and stride. A launcher of several processes sets
         RANK and WORLD_SIZE."""
         if self.shard is None:
-            return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+            rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+            if not (rank.isdecimal() and count.isdecimal() and int(rank) < int(count)):
+                given = f"RANK is {rank} and WORLD_SIZE is {count}"
+                raise UserError(
+                    f"{given}; expected 0 ≤ RANK < WORLD_SIZE, as a launcher of several processes sets them"
+                )
+            return int(rank), int(count)
         index, _, count = self.shard.partition("/")
         if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
             raise UserError(f"--shard {self.shard} is not a part of a whole; expected K/N with 1 ≤ K ≤ N, as in 3/16")
@@ -166,77 +179,42 @@ class FileOptions:
     def manifest(self) -> Path:
         """The list of failures, in the folder of the results."""
         first, count = self._part()
-        name = "ddc-failures.json" if count == 1 else f"ddc-failures-{first + 1}-of-{count}.json"
-        return self.out / name
+        return self.out / ("ddc-failures.json" if count == 1 else f"ddc-failures-{first + 1}-of-{count}.json")
 
 
-@dataclass
-class Report:
-    """Which pictures are done and which failed; decides the exit code."""
-
-    options: FileOptions
-    count: int
-    done: int = 0
-    failures: list[dict[str, str]] = field(default_factory=list)
-    echo: Callable[[str], None] = print  # to stdout, without breaking the bar
-
-    def finished(self, item: Item, facts: dict[str, Any]) -> None:
-        self.done += 1
-        if self.options.json:
-            self.echo(json.dumps({"input": str(item.source), "output": str(item.target), **facts}))
-        else:
-            self.echo(str(item.target))
-
-    def failed(self, item: Item, error: UserError) -> None:
-        self.failures.append({"input": str(item.source), "error": str(error)})
-        if self.options.json:
-            self.echo(json.dumps(self.failures[-1]))
-        if self.count == 1:
-            raise error  # the only picture: the command itself has failed
-        print(f"ddc: {error}", file=sys.stderr)
-
-    def exit_code(self) -> int:
-        from ddc.images import appearing
-
-        if not self.failures:
-            if not self.options.names_a_file():
-                self.options.manifest.unlink(missing_ok=True)  # of an earlier run
-            return 0
-        if not self.done:
-            raise UserError(f"none of the {self.count} pictures could be processed; the reasons are above")
-        manifest = self.options.manifest
-        with appearing(manifest) as temporary:
-            text = json.dumps(self.failures, indent=2, ensure_ascii=False) + "\n"
-            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-        print(
-            f"ddc: {len(self.failures)} of {self.count} pictures failed; they are listed in {manifest}",
-            file=sys.stderr,
-        )
-        return 1
+def holds(check: Callable[[], bool]) -> bool:
+    """What `path.is_dir` or `path.exists` returns; False where that is not to be found out, as in a closed folder."""
+    try:
+        return check()
+    except OSError:
+        return False
 
 
-class Found(NamedTuple):
-    """A picture's path, and its path relative to the folder that was searched."""
+def find_pictures(
+    paths: Iterable[Path], outside: Path | None = None, closed: list[OSError] | None = None
+) -> list[tuple[Path, Path]]:
+    """The files that are named, and every picture below the folders, sorted; each with its path below its folder.
 
-    path: Path
-    relative: Path
-
-
-def find_pictures(paths: Iterable[str | Path], outside: Path | None = None) -> list[Found]:
-    """The files that are named, and every picture below the folders, sorted.
-
-    Other files, hidden files, and everything below the folder `outside` (where results go) are ignored.
+    Other files, hidden files, and everything below the folder `outside` (where results go) are ignored. Folders that
+    cannot be opened are added to `closed`.
     """
-    found: list[Found] = []
+    excluded = None if outside is None else os.path.realpath(outside)
+    closed = [] if closed is None else closed
+    found: list[tuple[Path, Path]] = []
     empty: list[Path] = []
-    for path in map(Path, paths):
-        if not path.is_dir():
-            found.append(Found(path, Path(path.name)))
+    for path in paths:
+        if not holds(path.is_dir):
+            found.append((path, Path(path.name)))
             continue
-        inside = _pictures_below(path, outside)
-        if not inside:
+        inside = []
+        for folder, folders, names in os.walk(path, onerror=closed.append):
+            here = Path(folder)
+            folders[:] = [name for name in folders if name[0] != "." and os.path.realpath(here / name) != excluded]
+            inside += [here / name for name in names if name[0] != "." and Path(name).suffix.lower() in FORMATS]
+        if not inside and not closed:
             empty.append(path)
-        found.extend(sorted(inside, key=lambda one: one.relative.as_posix()))
+        relative = [(file, file.relative_to(path)) for file in inside]
+        found += sorted(relative, key=lambda pair: pair[1].as_posix())
     for path in empty:
         message = f"{path} has no pictures in it; expected {READABLE} files"
         if not found:
@@ -245,94 +223,117 @@ def find_pictures(paths: Iterable[str | Path], outside: Path | None = None) -> l
     return found
 
 
-def _pictures_below(path: Path, outside: Path | None) -> list[Found]:
-    excluded = None if outside is None else outside.resolve()
-    inside = []
-    for folder, folders, names in os.walk(path):
-        here = Path(folder)
-        folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and (here / name).resolve() != excluded
-        )
-        for name in names:
-            if Path(name).suffix.lower() in FORMATS and not name.startswith("."):
-                inside.append(Found(here / name, (here / name).relative_to(path)))
-    return inside
+@dataclass
+class Report:
+    """Reads the pictures and writes the results, each in a thread; which of them failed decides the exit code."""
 
+    options: FileOptions
+    items: list[Item]
+    closed: list[OSError]  # from folders that cannot be opened
+    done: int = 0
+    failures: list[dict[str, str]] = field(default_factory=list)
+    waiting: deque[tuple[Item, dict[str, Any], Future[None]]] = field(default_factory=deque)
 
-def read_ahead(items: list[Item], report: Report) -> Iterator[tuple[Item, "Picture"]]:
-    """The pictures that can be read; the next one is decoded while this one is restored."""
-    from ddc.images import Picture
-
-    with ThreadPoolExecutor(1) as reader:
-        ahead = reader.submit(Picture.read, items[0].source)
-        for index, item in enumerate(items):
-            current = ahead
-            if index + 1 < len(items):
-                ahead = reader.submit(Picture.read, items[index + 1].source)
-            try:
-                picture = current.result()
-            except UserError as error:
-                report.failed(item, error)
-                continue
-            yield item, picture
-
-
-def same_size(pictures: Iterator[tuple[Item, "Picture"]], batch: int) -> Iterator[list[tuple[Item, "Picture"]]]:
-    """Neighbours of one size, at most `batch` of them."""
-    group: list[tuple[Item, Picture]] = []
-    for entry in pictures:
-        if group and (len(group) == batch or entry[1].size != group[0][1].size):
-            yield group
-            group = []
-        group.append(entry)
-    if group:
-        yield group
-
-
-class Writer:
-    """Writes results in a thread, and reports each of them when it is written."""
-
-    def __init__(self, report: Report) -> None:
-        self.report = report
-        self.pool = ThreadPoolExecutor(1)
-        self.waiting: deque[tuple[Item, dict[str, Any], Future[None]]] = deque()
-
-    def __enter__(self) -> "Writer":
+    def __enter__(self) -> "Report":
+        self.reader, self.writer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.pool.shutdown()
+        self.reader.shutdown()
+        self.writer.shutdown()
 
-    def submit(self, item: Item, facts: dict[str, Any], write: Callable[[], None]) -> None:
-        """Call `write` in the thread; `facts` are reported afterwards."""
-        self.waiting.append((item, facts, self.pool.submit(write)))
+    @property
+    def begun(self) -> int:
+        """How many pictures are done, failed or being written."""
+        return self.done + len(self.failures) + len(self.waiting)
+
+    def pictures(self) -> Iterator[tuple[Item, "Picture"]]:
+        """The pictures that can be read; the next one is decoded while this one is restored."""
+        from ddc.images import Picture
+
+        ahead = self.reader.submit(Picture.read, self.items[0].source)
+        for index, item in enumerate(self.items):
+            current = ahead
+            if index + 1 < len(self.items):
+                ahead = self.reader.submit(Picture.read, self.items[index + 1].source)
+            try:
+                picture = current.result()
+            except UserError as error:
+                self.failed(item.source, error)
+                continue
+            yield item, picture
+
+    def write(self, item: Item, facts: dict[str, Any], write: Callable[[], None]) -> None:
+        """Call `write` in the thread; `facts` are reported when that is done."""
+        self.waiting.append((item, facts, self.writer.submit(write)))
 
     def settle(self, at_most: int = 0) -> None:
-        """Wait until at most so many results are waiting."""
+        """Wait until at most so many results are waiting to be written."""
         while len(self.waiting) > at_most:
             item, facts, future = self.waiting.popleft()
             try:
                 future.result()
             except UserError as error:
-                self.report.failed(item, error)
-            else:
-                self.report.finished(item, facts)
+                self.failed(item.source, error)
+                continue
+            self.done += 1
+            line = {"input": str(item.source), "output": str(item.target), **facts}
+            print(json.dumps(line) if self.options.json else item.target)
+
+    def failed(self, source: Path, error: UserError) -> None:
+        self.failures.append({"input": str(source), "error": str(error)})
+        if self.options.json:
+            print(json.dumps(self.failures[-1]))
+        if len(self.items) + len(self.closed) == 1:
+            raise error  # the only picture: the command itself has failed
+        print(f"ddc: {error}", file=sys.stderr)
+
+    def exit_code(self) -> int:
+        """0 if all is done; 1 if something failed, which is listed in the manifest; if all failed, a `UserError`."""
+        for closed in self.closed:
+            folder = Path(closed.filename)
+            self.failed(folder, UserError(f"{folder} cannot be opened ({closed.strerror}); check its permissions"))
+        manifest = self.options.manifest
+        if not self.failures:
+            if not self.options.names_a_file():
+                manifest.unlink(missing_ok=True)  # of an earlier run
+            return 0
+        count = len(self.items) + len(self.closed)
+        if not self.done:
+            raise UserError(f"none of the {count} inputs could be processed; the reasons are above")
+        from ddc.images import appearing
+
+        failed = f"ddc: {len(self.failures)} of {count} inputs failed"
+        try:
+            with appearing(manifest) as temporary:
+                text = json.dumps(self.failures, indent=2, ensure_ascii=False) + "\n"
+                temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+            print(f"{failed}; they are listed in {manifest}", file=sys.stderr)
+        except UserError as error:
+            print(f"{failed}; {error}", file=sys.stderr)
+        return 1
 
 
-def sample_files(target: Path, samples: int) -> list[Path]:
-    """The files of several samples: their mean, each of them, _std.npy and _std.png."""
-    numbered = [f"{target.stem}_{number}{target.suffix}" for number in range(1, samples + 1)]
-    beside = [*numbered, f"{target.stem}_std.npy", f"{target.stem}_std.png"]
-    return [target, *(target.with_name(name) for name in beside)]
+def kernel_in_order(path: Path | None, correlation: bool) -> "Path | Tensor | None":
+    """The kernel of a convolution, from a file with one, or with that of a correlation."""
+    if path is None or not correlation:
+        return path
+    from torch.nn.functional import pad
+
+    from ddc.operators.blur import read_kernel
+
+    turned = read_kernel(path).flip(0, 1)
+    # the centre of n taps is n // 2, which an even number of taps would lose when it is turned
+    return pad(turned, (1 - turned.shape[1] % 2, 0, 1 - turned.shape[0] % 2, 0))
 
 
-def write_samples(target: Path, mean: "Picture", samples: "list[Picture]", std: "Tensor", quality: int) -> None:
-    """Write the `sample_files` of a target."""
+def write_samples(files: list[Path], mean: "Picture", samples: "list[Picture]", std: "Tensor", quality: int) -> None:
+    """Write the files of several samples, which are `FileOptions.written`."""
     import numpy as np
 
     from ddc.images import Picture, appearing
 
-    _, *numbered, std_numbers, std_picture = sample_files(target, len(samples))
+    target, *numbered, std_numbers, std_picture = files
     for path, sample in zip(numbered, samples, strict=True):
         sample.write(path, quality)
     with appearing(std_numbers) as temporary, temporary.open("wb") as file:
@@ -342,7 +343,7 @@ def write_samples(target: Path, mean: "Picture", samples: "list[Picture]", std: 
 
 
 @contextmanager
-def progress_bar(report: Report, what: str) -> Iterator[Callable[[float], None] | None]:
+def progress_bar(what: str, total: int) -> Iterator[Callable[[float], None] | None]:
     """A progress bar with the time left, on stderr.
 
     Yields a function that takes the number of pictures done, which may be a fraction, or None without a terminal.
@@ -355,11 +356,7 @@ def progress_bar(report: Report, what: str) -> Iterator[Callable[[float], None] 
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns,
-        console=console,
-        transient=True,
-        redirect_stdout=sys.stdout.isatty(),  # results that go to a file or a pipe must go there
-    ) as bar:
-        task = bar.add_task(what, total=report.count)
+    # results that go to a file or a pipe must go there
+    with Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
+        task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)

@@ -10,16 +10,7 @@ import tyro
 if TYPE_CHECKING:
     from torch import nn
 
-PACKAGES = (
-    "deep-data-consistency",
-    "torch",
-    "diffusers",
-    "safetensors",
-    "pillow",
-    "pillow-heif",
-    "accelerate",
-    "gradio",
-)
+PACKAGES = "deep-data-consistency torch diffusers safetensors pillow pillow-heif accelerate gradio"
 
 
 @dataclass(frozen=True)
@@ -37,7 +28,7 @@ class Info:
 
     def run(self) -> int:
         from ddc.errors import UserError
-        from ddc.priors import DEFAULT_MODEL
+        from ddc.pipeline import DEFAULT_MODEL
 
         if self.size < 1:
             raise UserError(f"--size is {self.size}; expected the side of a picture in pixels, such as 256")
@@ -54,12 +45,12 @@ class Info:
 
 def _model(folder: Path, size: int) -> dict[str, Any]:
     """A model's networks, or the one network that `ddc train ddc`, `i2sb` or `dncnn` exported."""
-    from ddc.consistency import DataConsistency
     from ddc.fast import default_tile, pick_device
     from ddc.networks import read_config
     from ddc.pipeline import RestorationPipeline
+    from ddc.priors import DataConsistency
     from ddc.solvers.bridge import Bridge
-    from ddc.solvers.dncnn import DnCNN
+    from ddc.solvers.pnp_admm import DnCNN
 
     def consistency(network: DataConsistency) -> dict[str, Any]:
         return {**_unet(network.unet, size), "inputs": ["x0", *network.inputs]}
@@ -132,7 +123,7 @@ def _computer() -> dict[str, Any]:
     devices += [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
     devices += ["mps"] if torch.backends.mps.is_available() else []
     versions = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in PACKAGES.split():
         try:
             versions[name] = version(name)
         except PackageNotFoundError:

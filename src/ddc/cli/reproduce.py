@@ -36,13 +36,13 @@ class Reproduce(MeasuringOptions):
     def run(self) -> int:
         out = self.out or Path("runs") / (self.name + ("-quick" if self.quick else ""))
         options = self.options(out)
-        from ddc.evaluation.cases import bundled_images, load_images, parse_models
-        from ddc.evaluation.experiments import EXPERIMENTS, Reproduction, find_variants, reproduce
-        from ddc.evaluation.results import recorded_models
-        from ddc.priors import DEFAULT_MODEL
+        from ddc.evaluation.benchmark import load_images, parse_models
+        from ddc.evaluation.experiments import EXPERIMENTS, Reproduction, bundled_images, find_variants, reproduce
+        from ddc.evaluation.run import recorded_models
+        from ddc.pipeline import DEFAULT_MODEL
 
-        size = self.size or (128 if self.quick else 256)
-        limit = self.limit or (2 if self.quick else None)
+        size = (128 if self.quick else 256) if self.size is None else self.size
+        limit = 2 if self.quick and self.limit is None else self.limit
         if self.images is None:
             images, images_name = bundled_images(size, limit), "scikit-image's pictures"
         else:

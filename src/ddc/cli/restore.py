@@ -1,26 +1,17 @@
 """`ddc restore`: degraded pictures in, restored pictures out."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from ddc.cli.files import (
-    FileOptions,
-    Item,
-    Report,
-    Writer,
-    progress_bar,
-    read_ahead,
-    same_size,
-    sample_files,
-    shown,
-    write_samples,
-)
+from ddc.cli.files import FileOptions, Item, Report, kernel_in_order, progress_bar, shown, write_samples
 from ddc.errors import UserError
 from ddc.notation import duration
 
@@ -30,15 +21,21 @@ if TYPE_CHECKING:
     from ddc.pipeline import RestorationPipeline, RestorationResult
 
 
+BESIDE = Path("NAME_restored.png")  # beside the picture, where no other place is named
+
+
 @dataclass(frozen=True, kw_only=True)
 class Restore(FileOptions):
     """Restore pictures. For super-resolution IN is the small picture. For inpainting its transparent pixels, or
     --mask, are the holes."""
 
-    task: Annotated[str, tyro.conf.arg(metavar="TASK")] = "sr4"
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="OUT")] = BESIDE
+    """The folder of the results, or the name of the result if IN is one picture; by default NAME_restored.png beside
+    that picture."""
+    task: Annotated[str, tyro.conf.arg(metavar="TASK")] = "auto"
     """What to undo: sr2 … sr16, deblur (the blur is estimated), disc3, gauss1.5, motion, blur, inpaint, jpeg (the
-    quality is read from the file), jpeg10, denoise, colorize; `ddc info` lists all. auto detects holes, JPEG
-    artefacts, blur and noise in each picture."""
+    quality is read from the file), jpeg10, denoise, colorize; `ddc info` lists all. auto finds out what was
+    done to each picture, and leaves a good one as it is."""
     solver: Annotated[str, tyro.conf.arg(metavar="SOLVER")] = "ddc"
     """The algorithm, with settings if needed, as in ddnm:eta=0.5; `ddc info` lists all."""
     model: Annotated[Path | None, shown("FOLDER")] = None
@@ -51,7 +48,10 @@ class Restore(FileOptions):
     mask: Annotated[Path | None, shown("FILE")] = None
     """A mask for inpainting, of the size of the picture: white is known, black is a hole."""
     kernel: Annotated[Path | None, shown("FILE")] = None
-    """The kernel of the task blur: a picture or a 2-D .npy array."""
+    """The kernel of the task blur: a picture or a 2-D .npy array. It is convolved with the picture, so it shows what a
+    point of light becomes."""
+    correlation: bool = False
+    """The kernel is in the order of a correlation, as OpenCV's filter2D takes it; it is turned by 180°."""
     operator: Annotated[str | None, shown("FILE.py:CLASS")] = None
     """Your own operator, a class in a Python file; it replaces --task."""
     steps: Annotated[int | None, shown("N")] = None
@@ -74,32 +74,36 @@ class Restore(FileOptions):
     """Quality of JPEG and HEIC results."""
 
     def run(self) -> int:
-        import logging
-
         logging.basicConfig(format="ddc: %(message)s")
-        items = self.items()
+        if self.out == BESIDE:
+            return self._beside().run()
+        report = self.plan()
         if not 1 <= self.quality <= 100:
             raise UserError(f"--quality is {self.quality}; expected a number from 1 to 100")
         from ddc.pipeline import RestorationPipeline
 
         RestorationPipeline.check_options(self._task(), **self._options())
-        if not items:
-            return 0
+        if not report.items:
+            return report.exit_code()
         pipe = RestorationPipeline.from_pretrained(self.model, self.network).to(self.device, self.fast)
-        report = Report(self, len(items))
         batch = self.batch or pipe.batch
-        with progress_bar(report, self.task) as show, Writer(report) as writer:
-            for group in same_size(read_ahead(items, report), batch):
-                begun = report.done + len(report.failures) + len(writer.waiting)
-                for entries, result in self._results(pipe, group, report, show, begun):
-                    for index, (item, _) in enumerate(entries):
-                        self._hand_over(item, result, index, writer)
-                writer.settle(batch)
-            writer.settle()
+        with report, progress_bar(self.task, len(report.items)) as show:
+            for _, neighbours in groupby(report.pictures(), key=lambda entry: entry[1].pixels.shape):
+                while group := list(islice(neighbours, batch)):
+                    for entries, result in self._results(pipe, group, report, show):
+                        for index, (item, _) in enumerate(entries):
+                            self._hand_over(item, result, index, report)
+                    report.settle(batch)
+            report.settle()
         return report.exit_code()
 
-    def written(self, item: Item) -> list[Path]:
-        return [item.target] if self.samples == 1 else sample_files(item.target, self.samples)
+    def _beside(self) -> "Restore":
+        """The same command with a result beside its one picture."""
+        if not self.inputs:
+            raise UserError("no picture is named; give one, as in `ddc restore bad.jpg`, or a folder")
+        if len(self.inputs) != 1 or self.inputs[0].is_dir():
+            raise UserError("there are several pictures to do; give a folder for the results with -o")
+        return replace(self, out=self.inputs[0].parent, suffix=self.suffix or "_restored", ext=self.ext or "png")
 
     def _task(self) -> str:
         return "custom" if self.operator is not None else self.task
@@ -112,7 +116,7 @@ class Restore(FileOptions):
             "seed": self.seed,
             "samples": self.samples,
             "mask": self.mask,
-            "kernel": self.kernel,
+            "kernel": kernel_in_order(self.kernel, self.correlation),
             "operator_file": self.operator,
             "tile": self.tile,
             "batch": self.batch,
@@ -124,41 +128,38 @@ class Restore(FileOptions):
         group: list[tuple[Item, "Picture"]],
         report: Report,
         show: Callable[[float], None] | None,
-        begun: int,
     ) -> Iterator[tuple[list[tuple[Item, "Picture"]], "RestorationResult"]]:
         """Restore a group; if that fails, restore each picture by itself, so that only the bad one is lost."""
-        options = self._options()
+        begun, options = report.begun, self._options()
         names = [item.source.name for item, _ in group]
         options["names"] = names
         if show is not None:
             options["progress"] = lambda share: show(begun + share * len(group))
         options["forecast"] = partial(_print_forecast, names)
         try:
-            result = pipe([picture for _, picture in group], self._task(), **options)
+            yield group, pipe([picture for _, picture in group], self._task(), **options)
         except UserError as error:
             if len(group) == 1:
-                report.failed(group[0][0], error)
+                report.failed(group[0][0].source, error)
                 return
             for one in group:
-                yield from self._results(pipe, [one], report, show, begun)
-            return
-        yield group, result
+                yield from self._results(pipe, [one], report, show)
 
-    def _hand_over(self, item: Item, result: "RestorationResult", index: int, writer: Writer) -> None:
+    def _hand_over(self, item: Item, result: "RestorationResult", index: int, report: Report) -> None:
         """Have a result written, and print what was detected."""
         facts = self._facts(item, result, index)
-        if self.task in ("deblur", "auto"):
+        if self.task in ("deblur", "auto") and facts["task"] != "nothing":
+            found = " ".join(result.found[index])
             detected = f"{facts['task']} with noise {facts['sigma']:.3f}"
-            print(f"{item.source.name}: restored as {detected}", file=sys.stderr)
+            print(f"{item.source.name}: {found + ' ' if found else ''}restored as {detected}", file=sys.stderr)
         if self.samples == 1:
-            writer.submit(item, facts, partial(result.pictures[index].write, item.target, self.quality))
+            report.write(item, facts, partial(result.pictures[index].write, item.target, self.quality))
         else:
             parts = (result.mean[index], result.samples[index], result.std[index])
-            writer.submit(item, facts, partial(write_samples, item.target, *parts, self.quality))
+            report.write(item, facts, partial(write_samples, self.written(item), *parts, self.quality))
 
     def _facts(self, item: Item, result: "RestorationResult", index: int) -> dict[str, Any]:
         height, width = result.pictures[index].pixels.shape[:2]
-        files = self.written(item)
         expected = result.forecast
         time = {} if expected is None else {"tiles": expected.tiles, "forecast": round(expected.seconds, 3)}
         return {
@@ -172,7 +173,7 @@ class Restore(FileOptions):
             "evaluations": result.evaluations,
             "seconds": round(result.seconds, 3),
             **time,
-            "files": [str(path) for path in files],
+            "files": [str(path) for path in self.written(item)],
             "notes": result.notes[index],
         }
 

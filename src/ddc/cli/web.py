@@ -23,19 +23,21 @@ class Web:
     fast: bool = True
     """The fast path: half precision on CUDA, faster convolutions on the CPU."""
     host: str = "127.0.0.1"
-    """Address to listen on. 0.0.0.0 admits other computers; put a reverse proxy with a login in front."""
+    """Address to listen on. 0.0.0.0 lets other computers in; better put a reverse proxy with a login in front."""
     port: int | None = None
     """Port; if left out, the first free one from 7860 on."""
+    allowed_host: tuple[str, ...] = ()
+    """Further host names that the page answers to, such as that of the reverse proxy."""
     open_browser: bool = False
     """Also open the page in the browser."""
     limits: Annotated[Limits, tyro.conf.arg(name="")] = field(default_factory=Limits)
 
     def run(self) -> int:
         from ddc.pipeline import RestorationPipeline
-        from ddc.web.server import free_port, serve
+        from ddc.web.server import listen, serve
 
-        port = free_port(self.host, self.port)  # before the model is read
+        bound = listen(self.host, self.port)  # before the model is read
         pipe = RestorationPipeline.from_pretrained(self.model, self.network)
         pipe.to(self.device, self.fast, compile=False)  # the first visitor would wait for the compilation
-        serve(pipe, self.limits, self.host, port, self.open_browser)
+        serve(pipe, self.limits, self.host, bound, self.allowed_host, self.open_browser)
         return 0

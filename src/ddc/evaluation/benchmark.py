@@ -1,42 +1,281 @@
 """The benchmark: every solver on the same pictures, measurements and seeds; one row for each restored picture."""
 
 import dataclasses
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ddc.datasets import find_sources
 from ddc.errors import UserError
-from ddc.evaluation.cases import Case, CleanImage, Models, evenly
-from ddc.evaluation.metrics import Metrics, consistency, spread
-from ddc.evaluation.results import (
+from ddc.evaluation.run import (
     EXPLANATIONS,
     KEY,
     WORST,
+    EvaluationResult,
     Gallery,
+    Key,
     Row,
     RunFolder,
+    Timer,
+    evenly,
+    fingerprint,
     machine,
     pack,
-    read_rows,
+    parameter_count,
+    progress,
+    recorded_models,
+    solver_label,
     solver_order,
+    weight_files,
 )
-from ddc.fast import can_compile, pick_device
+from ddc.images import Picture, quantise, to_internal, to_unit
+from ddc.notation import Entry, split, to_number
+from ddc.operators.inpaint import Inpaint
+from ddc.perceptual import Metrics, judge_samples, kurtosis
+from ddc.pipeline import DEFAULT_MODEL, RestorationPipeline, find_part, part_names, prior_folder
+from ddc.problems import Problem, consistency, image_seeds, make_problem, measure
+from ddc.solvers.base import Solver, Step, make_solver
 
-Precision = Literal["fp32", "bf16", "fp16"]
 SLOW_EVALUATIONS = 200  # network evaluations above which a solver is called slow
-# the rows of a batch; and its restored pictures, truths and measurements in [0, 1]
-Measured = tuple[list[Row], list[tuple[Tensor, Tensor, Tensor]]]
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+# the rows of a batch; and the truth, the measurement and the samples of each, in [0, 1]
+Measured = tuple[list[Row], list[tuple[Tensor, ...]]]
+
+
+@dataclass(frozen=True)
+class CleanImage:
+    """A clean picture, cropped: uint8 (3, H, W)."""
+
+    name: str
+    pixels: Tensor
+    checksum: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checksum", zlib.crc32(self.pixels.numpy().tobytes()))
+
+
+def load_images(path: Path, size: int = 256, limit: int | None = None) -> list[CleanImage]:
+    """The centres of the pictures in a folder or tar archive; `limit` takes that many, evenly over the names."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist; expected a folder or a .tar archive of pictures (--images)")
+    sources = find_sources([path])
+    if len({source.name for source in sources}) < len(sources):
+        raise UserError(f"{path} has two pictures of the same name; rows are stored by name, so rename one")
+    if limit is not None:
+        if limit < 1:
+            raise UserError(f"the limit is {limit}; expected at least one picture")
+        sources = evenly(sources, limit)
+    images = []
+    for source in sources:
+        try:
+            pixels = quantise(Picture.read(source.name, source.read()).pixels, 8)
+        except (UserError, OSError, ValueError) as error:
+            raise UserError(f"{source.name} in {path} cannot be read ({error}); remove it, or copy it again") from None
+        images.append(CleanImage(source.name, crop_centre(torch.tensor(pixels).permute(2, 0, 1), size, source.name)))
+    return images
+
+
+def crop_centre(pixels: Tensor, size: int, name: str) -> Tensor:
+    height, width = pixels.shape[1:]
+    if size < 32:
+        raise UserError(f"the size is {size}; expected at least 32 pixels, which LPIPS needs")
+    if min(height, width) < size:
+        raise UserError(f"{name} has {width}×{height} pixels; expected at least {size}×{size} for its centre")
+    top, left = (height - size) // 2, (width - size) // 2
+    return pixels[:, top : top + size, left : left + size].contiguous()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# models and cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """One solver with one model on one task: a row of the table."""
+
+    model: str
+    task: str
+    sigma: float
+    label: str  # the solver's name, and the settings that are not its defaults
+    solver: Solver
+    evaluations: int = field(init=False)  # of a network, for one image
+    key: Key = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "evaluations", self.solver.evaluations())
+        object.__setattr__(self, "key", (self.model, self.task, self.sigma, self.label, self.solver.steps))
+
+
+def parse_models(text: str) -> dict[str, Path]:
+    """Names and folders from "DIR:name=ours,DIR2"; a folder without a name is called by its own. "" is the shipped one."""
+    folders: dict[str, Path] = {}
+    for part in split(text) or [f"{DEFAULT_MODEL}:name=default"]:
+        entry = Entry.parse(part).check_keys("name")
+        path = Path(entry.name)
+        name = entry.settings.get("name", path.resolve().name)
+        if name in folders:
+            raise UserError(f"two models are called {name}; give them names: DIR:name=first,DIR2:name=second")
+        if not name or name in (".", "..") or "/" in name or "\\" in name:
+            raise UserError(
+                f"a model cannot be called {name!r}; pictures are stored by its name. Use letters and digits"
+            )
+        folders[name] = path
+    return folders
+
+
+class Models:
+    """Model folders by their names. Their pipelines are loaded when they are needed.
+
+    `priors` names other folders to take a model's prior from. A model without a prior uses that of the first model, or
+    the shipped one. A model that was measured before, in the run folder `out`, may be gone.
+    """
+
+    def __init__(
+        self, folders: dict[str, Path], priors: dict[str, Path] | None = None, out: Path | None = None
+    ) -> None:
+        if not folders:
+            raise UserError("no model was given; expected a folder with prior/ and network/ (--model)")
+        self.folders, self.priors, self.recorded = folders, priors or {}, recorded_models(out) if out else {}
+        for name, folder in folders.items():
+            if not folder.is_dir() and name not in self.recorded:
+                raise UserError(f"the model {folder} is not a folder; expected one with prior/ and network/")
+        self.target: dict[str, Any] = {"device": "cpu", "fast": False}  # the arguments of `RestorationPipeline.to`
+        self.size: int | None = None  # of the pictures, for which networks are compiled
+        self._pipes: dict[str, RestorationPipeline] = {}
+        self._prints: dict[str, str] = {}
+
+    def pipeline(self, name: str) -> RestorationPipeline:
+        """The model's pipeline, on the device that `target` names."""
+        if name not in self._pipes:
+            folder = self.folders[name]
+            network = folder / "network" if (folder / "network").is_dir() else None
+            loaded = RestorationPipeline.from_pretrained(self.prior_folder(name), network)
+            # in the model's own folder, the networks of other solvers are found
+            self._pipes[name] = RestorationPipeline(loaded.prior, loaded.network, folder, self.size).to(**self.target)
+        return self._pipes[name]
+
+    def prior_folder(self, name: str) -> Path:
+        own = self.priors.get(name, self.folders[name])
+        folder = prior_folder(own if (own / "prior").is_dir() else next(iter(self.folders.values())))
+        if folder is None:
+            raise UserError(f"the model {own} has no prior/ (with unet/ and scheduler/) in it")
+        return folder
+
+    def fingerprint(self, name: str) -> str:
+        """Hashes of the model's network and of its prior; the recorded ones if the folder is gone."""
+        if name not in self._prints:
+            here = self.folders[name].is_dir()
+            self._prints[name] = "-".join(map(fingerprint, self._files(name))) if here else self.recorded[name]
+        return self._prints[name]
+
+    def _files(self, name: str) -> tuple[dict[str, Path], dict[str, Path]]:
+        """The files of the network, and those of the prior."""
+        network = weight_files(self.folders[name] / "network")
+        return {f"network/{key}": path for key, path in network.items()}, weight_files(self.prior_folder(name))
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """What the protocol states about each model: its fingerprint, millions of parameters and folder name."""
+        facts = {}
+        for name, folder in self.folders.items():
+            if folder.is_dir():
+                millions = parameter_count([path for files in self._files(name) for path in files.values()])
+                facts[name] = {"sha256": self.fingerprint(name), "millions": millions, "name": folder.resolve().name}
+        return facts
+
+    def part_fingerprints(self, cases: Iterable[Case]) -> dict[str, str]:
+        """Hashes of the networks that solvers need beside the model's, by model and folder."""
+        found: dict[str, Path] = {}
+        for case in cases:
+            model = self.folders[case.model]
+            if model.is_dir() and not {"prior", "network"}.issuperset(case.solver.needs):
+                parts = part_names(case.solver, case.task)
+                found |= {f"{case.model}/{part}": folder for part in parts if (folder := find_part(part, model))}
+        return {name: fingerprint(weight_files(folder)) for name, folder in found.items()}
+
+    def distinct_for(self, solver: Solver) -> list[str]:
+        """The models that differ for this solver: all by their networks, or those of different priors."""
+        names = list(self.folders)
+        if "network" in solver.needs:
+            return names
+        if "prior" not in solver.needs:
+            return names[:1]
+        first = {self.fingerprint(name).rpartition("-")[2]: name for name in reversed(names)}
+        return [name for name in names if name in first.values()]
+
+    def why_not(self, case: Case, image: CleanImage) -> str | None:
+        """Why a case cannot run: the solver does not support the task or the size, or a network is missing."""
+        height, width = image.pixels.shape[1:]
+        problem = make_problem(case.task, case.sigma, size=(height, width), seeds=[0])
+        scale = problem.operator.scale
+        if height % scale or width % scale:
+            return f"{width}×{height} pixels cannot be made {scale} times smaller; choose another --size"
+        try:
+            case.solver.check(problem)
+            pipe = self.pipeline(case.model)
+            pipe.check_training(case.solver, problem)
+            pipe.parts(case.solver, problem)
+        except UserError as error:
+            return str(error)
+        return None
+
+
+def parse_cases(
+    models: Models, task: str, sigma: str, solver: str, steps: str = "", max_nfe: int | None = None
+) -> list[Case]:
+    """The cases of a command line, whose lists are separated by commas."""
+    sigmas = [to_number(text, "sigma") for text in split(sigma)]
+    if not all(text.isdecimal() for text in split(steps)):
+        raise UserError(f"--steps is {steps}; expected whole numbers, as in 2,5")
+    return make_cases(models, split(task), sigmas, split(solver), [int(text) for text in split(steps)], max_nfe)
+
+
+def make_cases(
+    models: Models,
+    tasks: Sequence[str],
+    sigmas: Sequence[float],
+    solvers: Sequence[str],
+    steps: Sequence[int] = (),
+    max_nfe: int | None = None,
+) -> list[Case]:
+    """All combinations that differ; a solver runs once for models that are the same to it.
+
+    A task may have its own noise: jpeg10:sigma=0.
+    """
+    entries = [Entry.parse(text).check_keys("sigma") for text in tasks]
+    settings = [(e.name, s) for e in entries for s in ([e.number("sigma", 0)] if e.settings else sigmas)]
+    cases = []
+    for task, sigma in settings:
+        for text in solvers:
+            solver = make_solver(text)
+            repeated = steps and solver.evaluations()
+            runs = [make_solver(solver, n) for n in steps] if repeated else [solver]
+            cases += [
+                Case(model, task, sigma, solver_label(text), cap_evaluations(run, max_nfe))
+                for model in models.distinct_for(solver)
+                for run in runs
+            ]
+    if not cases:
+        raise UserError("there is nothing to measure; expected at least one task, sigma and solver")
+    return list({case.key: case for case in cases}.values())  # capped runs can coincide
+
+
+def cap_evaluations(solver: Solver, max_nfe: int | None) -> Solver:
+    """The solver with as many steps as `max_nfe` network evaluations allow; never fewer than two."""
+    while max_nfe is not None and solver.evaluations() > max_nfe and solver.steps > 2:
+        fewer = solver.steps * max_nfe // solver.evaluations()
+        solver = dataclasses.replace(solver, steps=min(max(fewer, 2), solver.steps - 1))
+    return solver
+
+
+# ---------------------------------------------------------------------------------------------------------
+# measuring
 
 
 @dataclass(frozen=True)
@@ -47,58 +286,21 @@ class EvaluationOptions:
     batch_size: int = 1
     seed: int = 0
     device: str = "cpu"
-    precision: Precision = "fp32"
-    samples: int = 1
-    """Restorations of each measurement; figures are those of the first, the spread is between all of them."""
-    trace: bool = False
-    """Record the kurtosis of ε̂ at every step."""
-    keep: int = 4
-    """Pictures to keep of each case for the report, beside the worst ones."""
-    inception: Path | None = None
-    slow_limit: int | None = None
-    """Pictures for solvers of more than `SLOW_EVALUATIONS`; None is all."""
-    deadline: float | None = None
-    """The time.monotonic() before which every batch should end."""
-    compile: bool = False
-    """Compile the U-Nets for the batch size."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    samples: int = 1  # of each measurement; figures are those of the first, the spread is between all of them
+    trace: bool = False  # record the kurtosis of ε̂ at every step
+    keep: int = 4  # pictures to keep of each case for the report, beside the worst ones
+    fid: bool = False  # download the Inception weights if they are absent; if they are there, FID is always measured
+    inception: Path | None = None  # the file of the Inception weights, if it is not in a usual place
+    slow_limit: int | None = None  # pictures for solvers of more than `SLOW_EVALUATIONS`; None is all
+    deadline: float | None = None  # the time.monotonic() before which every batch should end
+    compile: bool = False  # compile the U-Nets for the batch size
 
     def images_of(self, case: Case, images: Sequence[CleanImage]) -> list[CleanImage]:
         """The images that a case is measured on."""
         if self.slow_limit is None or case.evaluations <= SLOW_EVALUATIONS:
             return list(images)
         return evenly(images, self.slow_limit)
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """How many rows there are, and what was not measured."""
-
-    skipped: list[str]  # what cannot run, and why
-    left: dict[Case, int]  # pictures that are still to be measured
-    rows: int  # of these cases
-    fewer: str = ""  # which solvers were measured on fewer pictures
-
-    @property
-    def unfinished(self) -> str:
-        """What is missing because the time was up."""
-        if not self.left:
-            return ""
-        each = []
-        for label in dict.fromkeys(case.label for case in self.left):
-            left = {case: n for case, n in self.left.items() if case.label == label}
-            settings = list(dict.fromkeys(f"{case.task} σ={case.sigma:g}" for case in left))
-            where = ", ".join(settings) if len(settings) <= 3 else f"{len(settings)} settings"
-            each.append(f"{label}: {sum(left.values())} in {where}")
-        total = sum(self.left.values())
-        return (
-            f"The time was up: {total} of {self.rows + total} rows are missing ({', '.join(each)}). "
-            "Run the same command again to measure them."
-        )
-
-    @property
-    def notes(self) -> list[str]:
-        """What a report says first."""
-        return [note for note in (self.unfinished, self.fewer) if note]
 
 
 def evaluate(
@@ -113,22 +315,19 @@ def evaluate(
     With several processes (RANK and WORLD_SIZE are set, as `accelerate launch` does) each measures its share of the
     images; all return when all are done.
     """
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    run = RunFolder(options.out, rank)
+    run = RunFolder(options.out)
     parts = models.part_fingerprints(cases)
-    fixed = {
+    changes = {
         "seed": options.seed,
         "size": list(images[0].pixels.shape[1:]),
         "precision": options.precision,
         "samples": options.samples,
     }
-    run.check(fixed, {name: models.fingerprint(name) for name in models.folders}, parts)
-    share = list(images)[rank::world]
-    check_pictures(run, share)
-    pending = {
-        case: [i for i in options.images_of(case, images)[rank::world] if (*case.key, i.name) not in run.done]
-        for case in cases
-    }
+    run.check(changes, {name: models.fingerprint(name) for name in models.folders}, parts)
+    wanted = {case: options.images_of(case, images) for case in cases}
+    share = slice(run.rank, None, run.world)
+    run.check_pictures({image.name: image.checksum for image in images[share]})
+    pending = {case: [i for i in wanted[case][share] if (*case.key, i.name) not in run.done] for case in cases}
     timer = Timer(options.deadline)
     if any(pending.values()) and not timer.late():
         models.target, models.size = device_options(options), images[0].pixels.shape[-1]
@@ -138,125 +337,38 @@ def evaluate(
         case, reason = next(iter(skipped.items()))
         raise UserError(f"nothing can be measured: {case.label} on {case.task}: {reason}")
     todo = {case: pending[case] for case in cases if pending[case] and case not in skipped}
-    changes = fixed | (protocol or {})
+    changes |= protocol or {}
     if todo and not timer.late():
-        device = models.target["device"]
-        metrics = Metrics(device, options.inception)
-        if rank == 0:
-            run.save_protocol(
-                changes | EXPLANATIONS,
-                models=models.facts(),
-                parts=parts,
-                hardware=[machine(device, options.compile)],
-                not_measured=metrics.absent,
-            )
+        device = models.pipeline(next(iter(todo)).model).device
+        metrics = Metrics(device, options.inception, options.fid)
+        added = {"models": models.facts(), "parts": parts, "not_measured": metrics.absent}
+        run.save_protocol(changes | EXPLANATIONS, hardware=[machine(device, options.compile)], **added)
+        runs = {case: wanted[case] for case in cases if case not in skipped}
         with run:
-            add_truths(run, share, metrics, options.batch_size)
-            runs = {case: options.images_of(case, images) for case in cases if case not in skipped}
-            Measuring(run, models, metrics, options, timer, runs).all(todo)
-    elif rank == 0:
+            measuring = Measuring(run, models, metrics, options, timer, runs)
+            measuring.truths([image for image in images[share] if image.name not in run.truths])
+            measuring.all(todo)
+    else:
         run.save_protocol(changes)
-    if world > 1:
-        wait_for_all()
-    return result_of(cases, images, options, skipped)
+    run.wait_for_all()
+    return EvaluationResult.of(
+        options.out,
+        {case.key: [image.name for image in chosen] for case, chosen in wanted.items()},
+        {case.key: reason for case, reason in skipped.items()},
+        len(images),
+    )
 
 
 def device_options(options: EvaluationOptions) -> dict[str, Any]:
     """The arguments of `RestorationPipeline.to`."""
-    device = pick_device(options.device)
-    if device.type != "cuda" and options.precision != "fp32":
-        raise UserError(f"--precision {options.precision} needs a CUDA device; this is {device.type}. Use fp32")
-    if options.compile and (device.type != "cuda" or not can_compile()):
-        raise UserError(f"--compile needs a CUDA device, Triton and a C compiler; this is {device.type}. Leave it out")
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = True
-    return {
-        "device": device,
-        "dtype": DTYPES[options.precision],
-        "compile": options.compile,
-        "batch": options.batch_size,
-    }
+    if options.compile:
+        from ddc.fast import can_compile
 
-
-def check_pictures(run: RunFolder, images: Sequence[CleanImage]) -> None:
-    """Refuse an image that has changed since it was measured."""
-    for image in images:
-        known = run.truths.get(image.name)
-        if known is not None and known["checksum"] != image.checksum:
-            raise UserError(f"{image.name} is another picture than the one measured in {run.folder}; use another --out")
-
-
-def add_truths(run: RunFolder, images: Sequence[CleanImage], metrics: Metrics, batch_size: int) -> None:
-    """Write the features of the clean images, once for each."""
-    unknown = [image for image in images if image.name not in run.truths]
-    for start in range(0, len(unknown), batch_size):
-        batch = unknown[start : start + batch_size]
-        features = metrics.features(torch.stack([image.pixels for image in batch]).float() / 255)
-        fresh = []
-        for i, image in enumerate(batch):
-            packed = {name: pack(table[i]) for name, table in features.items()}
-            fresh.append({"truth": image.name, "checksum": image.checksum, "features": packed})
-        run.write(fresh)
-
-
-def wait_for_all() -> None:
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=timedelta(days=7))
-    dist.barrier()
-
-
-def result_of(
-    cases: Sequence[Case],
-    images: Sequence[CleanImage],
-    options: EvaluationOptions,
-    skipped: dict[Case, str],
-) -> EvaluationResult:
-    """What is there now, of all processes, and what is not."""
-    done = {(*(row[k] for k in KEY), row["image"]) for row in read_rows(options.out)[0]}
-    left: dict[Case, int] = {}
-    count = 0
-    few: dict[str, None] = {}
-    for case in cases:
-        wanted = options.images_of(case, images)
-        there = sum((*case.key, image.name) in done for image in wanted)
-        count += there
-        if there < len(wanted) and case not in skipped:
-            left[case] = len(wanted) - there
-        if len(wanted) < len(images):
-            few[case.label] = None
-    reasons: dict[str, dict[str, None]] = {}
-    for case, reason in skipped.items():
-        reasons.setdefault(reason, {})[f"{case.label} on {case.task}"] = None
-    pictures = "one picture" if options.slow_limit == 1 else f"{options.slow_limit} pictures"
-    return EvaluationResult(
-        [f"{', '.join(whats)}: {reason}" for reason, whats in reasons.items()],
-        left,
-        count,
-        f"Measured on {pictures} only, because they are slow: {', '.join(few)}." if few else "",
-    )
-
-
-class Timer:
-    """Whether there is time for another batch, by what the last ones took."""
-
-    def __init__(self, deadline: float | None) -> None:
-        self.deadline = deadline
-        self.last: dict[tuple[str, int], float] = {}
-        self.rate = 0.0  # seconds of one evaluation of the last batch, for a solver that did not run yet
-
-    def late(self, expected: float = 0.0) -> bool:
-        return self.deadline is not None and time.monotonic() + expected >= self.deadline
-
-    def allows(self, case: Case) -> bool:
-        key = (case.label, case.solver.steps)
-        return not self.late(self.last.get(key, self.rate * case.evaluations))
-
-    def took(self, case: Case, seconds: float) -> None:
-        self.last[case.label, case.solver.steps] = seconds
-        if case.evaluations:
-            self.rate = seconds / case.evaluations
+        if not can_compile():
+            raise UserError("--compile needs a CUDA device, Triton and a C compiler. Leave it out")
+    torch.backends.cudnn.benchmark = True
+    dtype = DTYPES[options.precision]
+    return {"device": options.device, "dtype": dtype, "compile": options.compile, "batch": options.batch_size}
 
 
 class Measuring:
@@ -275,10 +387,18 @@ class Measuring:
         self.timer, self.runs, self.device = timer, runs, metrics.device
         self.keep = {image.name for image in evenly(min(runs.values(), key=len), options.keep)}  # all cases have them
         # the first case of each task and noise, whose worst pictures the report shows
-        leaders: dict[tuple[str, float], Case] = {}
-        for case in sorted(runs, key=lambda case: solver_order(case.label)):
-            leaders.setdefault((case.task, case.sigma), case)
-        self.leaders = set(leaders.values())
+        in_order = sorted(runs, key=lambda case: solver_order(case.label))
+        self.leaders = set({(case.task, case.sigma): case for case in reversed(in_order)}.values())
+
+    def truths(self, images: list[CleanImage]) -> None:
+        """Write the features of clean images."""
+        size = self.options.batch_size
+        for batch in (images[start : start + size] for start in range(0, len(images), size)):
+            features = self.metrics.features(torch.stack([image.pixels for image in batch]).float() / 255)
+            rows: list[Row] = [{"truth": image.name, "checksum": image.checksum} for image in batch]
+            for i, row in enumerate(rows):
+                row["features"] = {name: pack(table[i]) for name, table in features.items()}
+            self.run.write(rows)
 
     def all(self, todo: dict[Case, list[CleanImage]]) -> None:
         """Measure the images that each case lacks."""
@@ -290,7 +410,7 @@ class Measuring:
         with ThreadPoolExecutor(1) as writer, progress(total, hidden=self.run.rank > 0) as advance:
             for case in cases:
                 worst = WORST if case in self.leaders else 0
-                gallery = Gallery(self.run, case.key, self.keep, worst, writer)
+                gallery = Gallery(self.run, case.key, self.keep, worst, writer, write_pictures)
                 for rows, pictures in self.batches(case, todo[case]):
                     self.run.write(rows)
                     written += gallery.offer(rows, pictures)
@@ -302,7 +422,7 @@ class Measuring:
         size = self.options.batch_size
         full = min(size, len(self.runs[case])) if self.options.compile else 0
         for start in range(0, len(images), size):
-            if not self.timer.allows(case):
+            if not self.timer.allows(case.key[3:], case.evaluations):
                 return
             batch = images[start : start + size]
             if self.device.type == "cuda" and start == 0 and case.evaluations:
@@ -310,65 +430,69 @@ class Measuring:
                 self.batch(dataclasses.replace(case, solver=dataclasses.replace(case.solver, steps=2)), batch, full)
             started = time.monotonic()
             measured = self.batch(case, batch, full)
-            self.timer.took(case, time.monotonic() - started)
+            self.timer.took(case.key[3:], case.evaluations, time.monotonic() - started)
             yield measured
 
     def batch(self, case: Case, images: list[CleanImage], full: int = 0) -> Measured:
-        """Restore and compare a few images. They are repeated up to a `full` batch, for which networks are compiled."""
+        """Degrade, restore and compare a few images; repeated up to a `full` batch, for which networks are compiled."""
         count, options = len(images), self.options
         images = images + images[-1:] * (full - count)
-        out = self.models.restore(case, images, options.seed, options.samples, options.trace)
+        names = [image.name for image in images]
+        truth = torch.stack([image.pixels for image in images]).to(self.device).float() / 255
+        problem, y = measure(case.task, case.sigma, to_internal(truth), names, options.seed)
+        restored, seconds, trace = self.restore(case, problem, y, names, (truth.shape[-2], truth.shape[-1]))
+        finite = torch.isfinite(restored[0]).flatten(1).all(1).tolist()
+        pictures = [to_unit(torch.nan_to_num(x, nan=0.0)) for x in restored]
         # of the whole batch, because the operator's masks belong to it
-        agreement = consistency(out.samples[0], out.y, out.problem)
-        samples, truth = [sample[:count] for sample in out.samples], out.truth[:count]
+        agreement = consistency(to_internal(pictures[0]), y, problem)
+        samples, truth = [sample[:count] for sample in pictures], truth[:count]
         values, features = self.metrics(samples[0], truth)
         values["consistency"] = agreement[:count].tolist()
         if len(samples) > 1:
-            values["spread"] = spread(torch.stack(samples)).tolist()
-        common = dict(zip(KEY, case.key, strict=True))
-        timing = {"nfe": case.evaluations, "seconds": round(out.seconds, 6), "batch": len(images)}
-        curves = torch.stack([column for _, column in out.trace], 1).tolist() if out.trace else []
+            inpaints = isinstance(problem.operator, Inpaint)
+            seen = problem.operator.observed(y, (truth.shape[-2], truth.shape[-1])) if inpaints else None
+            hole = None if seen is None else 1 - seen[:count].float()
+            values |= judge_samples(torch.stack(samples), truth, hole)
+        timing = {"nfe": case.evaluations, "seconds": round(seconds, 6), "batch": len(images)}
+        curves = torch.stack([column for _, column in trace], 1).tolist() if trace else []
         rows = []
-        for i, image in enumerate(images[:count]):
-            row: Row = common | {"image": image.name}
-            row |= {name: round(column[i], 7) for name, column in values.items()} | timing
-            row |= {} if out.finite[i] else {"finite": False}
+        for i, name in enumerate(names[:count]):
+            row: Row = dict(zip(KEY, case.key, strict=True)) | {"image": name}
+            row |= {metric: round(column[i], 7) for metric, column in values.items()} | timing
+            row |= {} if finite[i] else {"finite": False}
             if curves:
-                row["kurtosis"] = [[t, round(k, 4)] for (t, _), k in zip(out.trace, curves[i], strict=True)]
+                row["kurtosis"] = [[t, round(k, 4)] for (t, _), k in zip(trace, curves[i], strict=True)]
             row["features"] = {name: pack(table[i]) for name, table in features.items()}
             rows.append(row)
-        return rows, list(zip(samples[0], truth, out.measurement[:count], strict=True))
+        return rows, list(zip(truth, to_unit(problem.shown(y))[:count], *samples, strict=True))
+
+    def restore(
+        self, case: Case, problem: Problem, y: Tensor, names: list[str], size: tuple[int, int]
+    ) -> tuple[list[Tensor], float, list[tuple[int, Tensor]]]:
+        """The samples, the seconds of the first one for each image, and (t, kurtosis of ε̂) of its steps if recorded."""
+        pipe, traced = self.models.pipeline(case.model), []
+        wait = torch.cuda.synchronize if self.device.type == "cuda" else lambda device: None
+
+        def watch(step: Step) -> None:
+            if step.noise is not None:
+                traced.append((step.t, kurtosis(step.noise)))
+
+        restored, seconds = [], 0.0
+        for k in range(self.options.samples):
+            seeds = image_seeds(self.options.seed, "solve", [f"{name}/{k}" if k else name for name in names])
+            wait(self.device)
+            started = time.perf_counter()
+            with torch.no_grad():
+                x = pipe.solve(y, problem, case.solver, seeds, watch if self.options.trace and k == 0 else None, size)
+            wait(self.device)
+            seconds = seconds or (time.perf_counter() - started) / len(names)
+            restored.append(x.float())
+        return restored, seconds, traced
 
 
-@contextmanager
-def progress(total: int, hidden: bool = False) -> Iterator[Callable[[int, str], None]]:
-    """A bar on stderr with the remaining time, or lines if that is no terminal. Yields the function that advances it."""
-    if hidden:
-        yield lambda count, text: None
-        return
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task("measuring", total=total)
-            yield lambda count, text: bar.update(task, advance=count, description=text)
-        return
-    started = printed = time.monotonic()
-    done = 0
-    last = ""
-
-    def say() -> None:
-        seconds = time.monotonic() - started
-        print(f"measured {done} of {total} in {seconds:.0f} s: {last}", file=sys.stderr, flush=True)
-
-    def advance(count: int, text: str) -> None:
-        nonlocal done, printed, last
-        done, last = done + count, text
-        if time.monotonic() - printed >= 10:  # seconds between lines
-            printed = time.monotonic()
-            say()
-
-    yield advance
-    say()
+def write_pictures(paths: Sequence[Path], pictures: Sequence[Tensor]) -> None:
+    """The truth and the measurement if another case did not write them yet, and the samples."""
+    for i, (path, picture) in enumerate(zip(paths, pictures, strict=True)):
+        if i > 1 or not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Picture.from_tensor(picture.clamp(0, 1), bits=8).write(path)

@@ -6,21 +6,21 @@ models that are missing.
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from ddc.errors import UserError
-from ddc.evaluation.benchmark import EvaluationOptions, evaluate
-from ddc.evaluation.cases import CleanImage, Models, make_cases
+from ddc.evaluation.benchmark import CleanImage, EvaluationOptions, Models, crop_centre, evaluate, make_cases
 from ddc.evaluation.plots import Plot, curves, new_figure, png_of
 from ddc.evaluation.report import Cell, ReportPage, Table, ranked, write_report
-from ddc.evaluation.results import Key, Results, Row, read_results, recorded_models
-from ddc.priors import DEFAULT_MODEL
+from ddc.evaluation.results import Results, read_results
+from ddc.evaluation.run import Key, Row
+from ddc.pipeline import DEFAULT_MODEL
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,26 @@ def reproduce(plan: Reproduction) -> list[str]:
         options = dataclasses.replace(options, batch_size=1)
     protocol = {"experiment": plan.name, "images": plan.images_name, "count": len(plan.images)}
     result = evaluate(cases, plan.images, models, options, protocol | {"max_nfe": plan.limit})
-    if int(os.environ.get("RANK", 0)):
+    if result.rank:
         return []
     told = [result.unfinished] if result.left else []
     if not (plan.report and result.rows):
         return [*told, f"{result.rows} rows are in {options.out}"]
-    notes = [*result.notes, *(f"Not run: {reason}" for reason in result.skipped)]
-    page = make_page(plan, {case.key for case in cases}, notes, missing)
+    page = make_page(plan, {case.key for case in cases}, result.notes, missing)
     return [*told, str(write_report(options.out, page))]
+
+
+def bundled_images(size: int = 256, limit: int | None = None) -> list[CleanImage]:
+    """Four photographs from scikit-image, for a first look without any data."""
+    from skimage import data
+
+    if limit is not None and limit < 1:
+        raise UserError(f"the limit is {limit}; expected at least one picture")
+    images = []
+    for name in ("astronaut", "coffee", "cat", "rocket")[:limit]:
+        pixels = torch.from_numpy(np.array(getattr(data, name)())).permute(2, 0, 1)
+        images.append(CleanImage(name, crop_centre(pixels, size, name)))
+    return images
 
 
 def find_variants(names: Iterable[str], main: Path) -> dict[str, Path]:
@@ -132,7 +144,7 @@ def choose_models(plan: Reproduction) -> tuple[Models, list[str]]:
         other_priors = dict.fromkeys(folders, given["faces"])
     elif "default" in given:  # checkpoints and variants may be networks alone
         other_priors = {n: given["default"] for n, path in folders.items() if not (path / "prior").is_dir()}
-    return Models(folders, other_priors, recorded_models(plan.options.out)), missing
+    return Models(folders, other_priors, plan.options.out), missing
 
 
 def make_page(plan: Reproduction, cases: set[Key], remarks: Sequence[str], missing: Sequence[str]) -> ReportPage:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ddc.evaluation.results import FIGURES, Row, method_name
+from ddc.evaluation.results import FIGURES, method_name
+from ddc.evaluation.run import Row
 
 
 @dataclass(frozen=True)

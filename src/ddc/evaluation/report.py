@@ -15,25 +15,24 @@ from ddc.evaluation.plots import Plot, scatter
 from ddc.evaluation.results import (
     FIGURES,
     HIGHER_IS_BETTER,
+    SAMPLED,
     SETS,
-    WORST,
-    Key,
-    Row,
+    Results,
     case_name,
-    key_of,
     method_name,
-    picture_paths,
     read_results,
     write_results,
 )
+from ddc.evaluation.run import WORST, Key, Row, key_of, picture_paths
 
 CROP = 64  # pixels of the enlarged window
 PICTURES = 240  # at most in the grid of one page, which would become too large
+LINES = 8  # of a contact sheet
 FEWEST = 5  # pictures for a confidence interval
 NAMES = ("method", "setting", "task")  # columns of words
 # our column → the paper's, which is shown beside it
 PAPER = {"psnr": "psnr", "ssim_paper": "ssim", "lpips": "lpips", "fid": "fid"}
-BETTER = HIGHER_IS_BETTER | SETS
+BETTER = HIGHER_IS_BETTER | SAMPLED | SETS
 
 Setting = tuple[str, float]  # task, sigma
 
@@ -92,6 +91,8 @@ def write_report(run: Path, page: ReportPage = ReportPage()) -> Path:
     protocol = protocol_lines(results.protocol)
     (run / "report.md").write_text(markdown(page.title, lists, tables, protocol), encoding="utf-8")
     (run / "report.tex").write_text(latex(tables), encoding="utf-8")
+    sheets = contact_sheets(run, results)
+    several = int(results.protocol.get("samples") or 1) > 1
     path = run / "report.html"
     html = render(
         title=page.title,
@@ -100,6 +101,7 @@ def write_report(run: Path, page: ReportPage = ReportPage()) -> Path:
         plots=list(page.plots) or quality_plots(results.summary),
         grids=picture_grids(run, results.rows),
         worst=worst_cases(run, results.rows),
+        sheets=[(text, data_uri(read_picture(sheet), "WEBP", quality=90)) for text, sheet in sheets] if several else [],
         protocol=protocol,
     )
     path.write_text(html, encoding="utf-8")
@@ -199,7 +201,9 @@ def paired_table(paired: list[Row], summary: list[Row]) -> list[Table]:
     """Each case minus the best one of its setting, image by image."""
     found = {(*key_of(row), row["metric"]): row for row in paired}
     metrics = [
-        metric for metric in ("psnr", "ssim", "lpips", "lpips_vgg") if any(r["metric"] == metric for r in paired)
+        metric
+        for metric in ("psnr", "ssim", "lpips", "lpips_vgg", "dists")
+        if any(r["metric"] == metric for r in paired)
     ]
     cells = []
     for row in summary if paired else []:
@@ -291,7 +295,7 @@ def protocol_lines(protocol: dict[str, Any]) -> list[tuple[str, str]]:
     for name, value in protocol.items():
         if name == "models":
             value = "; ".join(
-                f"{model}: {facts['millions']:g} million parameters, sha256 {facts['sha256']}"
+                f"{model}: {facts.get('millions', 0):g} million parameters, sha256 {facts['sha256']}"
                 for model, facts in value.items()
             )
         elif name == "parts":
@@ -341,14 +345,14 @@ def picture_grids(run: Path, rows: list[Row]) -> list[Strip]:
         complete = [
             (image, group)
             for image, group in images.items()
-            if len(group) == methods[setting] and all(picture_paths(run, row)[0].is_file() for row in group)
+            if len(group) == methods[setting] and all(picture_paths(run, row)[2].is_file() for row in group)
         ]
         for image, group in complete[:per_setting]:
-            _, truth, measurement = picture_paths(run, group[0])
+            truth, measurement, *_ = picture_paths(run, group[0])
             restored = [
                 (
                     f"{method_name(row, rows)}, {row['steps']} steps: {quality(row)}",
-                    picture_paths(run, row)[0],
+                    picture_paths(run, row)[2],
                 )
                 for row in group
             ]
@@ -366,7 +370,7 @@ def worst_cases(run: Path, rows: list[Row]) -> list[Strip]:
     for (task, sigma), key in first.items():
         tiles = []
         for row in sorted((r for r in rows if key_of(r) == key), key=lambda r: -r["lpips"])[:WORST]:
-            restored, truth, measurement = picture_paths(run, row)
+            truth, measurement, restored = picture_paths(run, row)
             if restored.is_file() and truth.is_file() and measurement.is_file():
                 named = [
                     (f"{row['image']}: truth", truth),
@@ -379,16 +383,52 @@ def worst_cases(run: Path, rows: list[Row]) -> list[Strip]:
     return strips
 
 
+def contact_sheets(run: Path, results: Results) -> list[tuple[str, Path]]:
+    """Write a picture for each case: a line for each kept image, with the truth, the measurement and all samples.
+
+    Returns captions and files.
+    """
+    from PIL import Image as Pillow
+
+    samples = int(results.protocol.get("samples") or 1)
+    lines: dict[Key, list[list[Path]]] = {}
+    for row in results.rows:
+        paths = picture_paths(run, row, samples)
+        if all(path.is_file() for path in paths):
+            lines.setdefault(key_of(row), []).append(paths)
+    sheets = []
+    for key, found in lines.items():
+        width, height = read_picture(found[0][0]).size
+        sheet = Pillow.new("RGB", (width * len(found[0]), height * len(found[:LINES])))
+        for y, paths in enumerate(found[:LINES]):
+            for x, path in enumerate(paths):
+                sheet.paste(read_picture(path), (x * width, y * height))
+        path = run / "sheets" / f"{'-'.join(found[0][2].parent.relative_to(run / 'pictures').parts)}.png"
+        path.parent.mkdir(exist_ok=True)
+        sheet.save(path)
+        sheets.append((f"{key[1]}, σ = {key[2]:g}: {case_name(key)}; truth, measurement, {samples} samples", path))
+    return sheets
+
+
 def quality(row: Row) -> str:
     return f"{row['psnr']:.2f} dB, LPIPS {row['lpips']:.3f}"
 
 
-def busiest_window(path: Path) -> tuple[int, int, int, int]:
-    """The window of the truth with the most detail, which is shown enlarged: (left, top, right, bottom)."""
+def read_picture(path: Path) -> Any:
+    """A kept picture, as Pillow's RGB image."""
     from PIL import Image as Pillow
 
-    with Pillow.open(path) as image:
-        grey = np.asarray(image.convert("L"), dtype=np.float64)
+    try:
+        with Pillow.open(path, formats=["PNG"]) as image:
+            return image.convert("RGB")
+    except Exception as error:  # a damaged file can raise anything
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path} is damaged ({reason}); delete it, or measure in another --out") from None
+
+
+def busiest_window(picture: Any) -> tuple[int, int, int, int]:
+    """The window of the truth with the most detail, which is shown enlarged: (left, top, right, bottom)."""
+    grey = np.asarray(picture.convert("L"), dtype=np.float64)
     side = min(CROP, *grey.shape)
     energy = np.zeros_like(grey)
     energy[1:, 1:] = np.abs(np.diff(grey, axis=0))[:, 1:] + np.abs(np.diff(grey, axis=1))[1:, :]
@@ -400,14 +440,12 @@ def busiest_window(path: Path) -> tuple[int, int, int, int]:
 
 def thumbnails(pictures: Sequence[tuple[str, Path]]) -> list[Thumbnail]:
     """Captions and pictures, the truth first, each with the truth's busiest window; a frame in the truth shows it."""
-    from PIL import Image as Pillow
     from PIL import ImageDraw
 
-    box = busiest_window(pictures[0][1])
+    box = busiest_window(read_picture(pictures[0][1]))
     made: list[Thumbnail] = []
     for caption, path in pictures:
-        with Pillow.open(path) as image:
-            picture = image.convert("RGB")
+        picture = read_picture(path)
         crop = data_uri(picture.crop(box), "PNG")
         if not made:
             left, top, right, bottom = box

@@ -19,19 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddc.consistency import DataConsistency
 from ddc.errors import UserError
 from ddc.fast import agreement, can_compile, default_tile, pick_device, probe, rewrap
 from ddc.jobs import is_out_of_memory
-from ddc.networks import build_network, network_config, run_unet, unet_size_multiple
+from ddc.networks import PRESETS, build_network, network_config, run_unet, unet_size_multiple
 from ddc.noise import Noise
 from ddc.pipeline import RestorationPipeline
-from ddc.presets import NETWORKS, PRIORS
-from ddc.priors import Prior, schedule_from_config, scheduler_config
+from ddc.priors import DataConsistency, Prior, schedule_from_config, scheduler_config
 from ddc.problems import make_problem
 from ddc.solvers import SOLVERS
 from ddc.solvers.ddc import DDC
 
+Found = dict[str, Any]
 # pictures per second of training: (prior, network, batch, size, compile) → the speed
 TrainingSpeed = Callable[[Prior, DataConsistency, int, int, bool], float]
 
@@ -87,11 +86,11 @@ class BenchSettings:
 
 def random_models(prior: str, network: str) -> tuple[Prior, DataConsistency]:
     """The networks of two presets with random weights, none of them zero."""
-    unet = build_network(PRIORS[prior])
-    config = scheduler_config(learned_variance=PRIORS[prior]["out_channels"] == 6)
+    unet = build_network(PRESETS["prior"][prior])
+    config = scheduler_config(learned_variance=PRESETS["prior"][prior]["out_channels"] == 6)
     made = (
         Prior(unet, schedule_from_config(config), scheduler_config=config),
-        DataConsistency.from_config(NETWORKS[network]),
+        DataConsistency.from_config(network),
     )
     for model in made:
         for parameter in model.eval().requires_grad_(False).parameters():
@@ -105,9 +104,7 @@ class EagerUNet(nn.Module):
 
     def __init__(self, unet: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.config = unet.config
-        self.size_multiple = unet_size_multiple(unet)
-        self.dtype = dtype
+        self.config, self.size_multiple, self.dtype = unet.config, unet_size_multiple(unet), dtype
         self.module = copy.deepcopy(unet).to(device=device, dtype=dtype)
 
     def forward(self, x: Tensor, times: Tensor) -> Tensor:
@@ -130,23 +127,28 @@ class Bench:
         if network is None:
             raise UserError("bench measures DDC and needs a data-consistency network; this model has none")
         self.prior, self.network, self.settings, self.folder, self.say = prior, network, settings, folder, say
-        self.training_speed = training_speed
-        self.device = pick_device(device)
-        cpu = self.device.type == "cpu"
+        self.training_speed, self.device = training_speed, pick_device(device)
+        self.cuda, cpu = self.device.type == "cuda", self.device.type == "cpu"
         self.batches = settings.batches or ((1, 2) if cpu else (1, 4, 8, 16, 32))
         self.sizes = settings.sizes or ((256, 512, 1024) if cpu else (256, 512, 1024, 2048, 4096))
         self.repeats = settings.repeats or (3 if cpu else 11)
         self.counts = settings.counts or ((1, 2, 4) if cpu else (1, 4, 16, 64))
-        self.plain_dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.problem = make_problem(TASK, SIGMA_Y)
         self.problem.operator.to(self.device)
         self.deadline = time.monotonic() + 60 * settings.minutes
         self.beside = 0  # bytes on the device that do not belong to what is measured
-        self.results: dict[str, Any] = {"skipped": []}
+        self.results: Found = {"skipped": []}
 
-    def run(self) -> dict[str, Any]:
-        self.results["environment"] = self.environment()
-        self.results["models"] = self.models()
+    def run(self) -> Found:
+        self.results["environment"] = {
+            "device": torch.cuda.get_device_name(self.device) if self.cuda else cpu_name(),
+            "kind": self.device.type,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "steps": self.settings.steps,
+            "size": self.settings.size,
+        }
+        self.results["models"] = {"prior": self.cost(self.prior), "network": self.cost(self.network)}
         self.say("preparing the fast path")
         self.prepare()
         parts: dict[str, Callable[[], Any]] = {
@@ -154,40 +156,37 @@ class Bench:
             "latency": self.latency,
             "agreement_db": self.agreement,
             "throughput": lambda: list(self.throughput()),
-            "profile": self.profile,
+            "profile": lambda: self.profile() if self.cuda else {},  # a CPU's threads are not seen by the profiler
             "solvers": lambda: list(self.solvers()) if self.settings.solvers else [],
             "training": lambda: list(self.training()) if self.settings.training else [],
             "counts": lambda: list(self.growth("count", self.counts)),
             "sizes": lambda: list(self.growth("size", self.sizes)),
         }
         for name, measure in parts.items():
-            if self.late():
-                self.skip(name, "the time was up")
-                continue
-            self.say(name)
-            found = self.unless_out_of_memory(name, measure)
-            if found is not None:
-                self.results[name] = found
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            if not self.late(name):
+                self.say(name)
+                found = self.unless_out_of_memory(name, measure)
+                if found is not None:
+                    self.results[name] = found
+                if self.cuda:
+                    torch.cuda.empty_cache()
         return self.results
 
     def prepare(self) -> None:
         """The pipelines of both ways."""
-        self.plain = RestorationPipeline(*self.eager(self.plain_dtype), self.folder)
+        plain = torch.bfloat16 if self.cuda else torch.float32
+        self.plain = RestorationPipeline(*self.eager(plain), self.folder)
         self.plain.device = self.device
         started = time.monotonic()
-        self.compiled = self.device.type == "cuda" and can_compile()
+        self.compiled = self.cuda and can_compile()
         self.fast = RestorationPipeline(self.prior, self.network, self.folder, self.settings.size).to(
             self.device,
             compile=self.compiled or None,
             autotune=self.settings.autotune,
             batch=max(self.batches) if self.settings.batches else None,
         )
-        self.dtypes = {
-            "plain": self.plain_dtype,
-            "fast": getattr(self.fast.prior.unet, "dtype", torch.float32),
-        }
+        self.ways = {"plain": self.plain, "fast": self.fast}
+        self.dtypes = {"plain": plain, "fast": getattr(self.fast.prior.unet, "dtype", torch.float32)}
         self.results["fast"] = {
             "dtype": _name(self.dtypes["fast"]),
             "batch": self.fast.batch,
@@ -201,73 +200,45 @@ class Bench:
     # -----------------------------------------------------------------------------------------------------
     # the parts
 
-    def environment(self) -> dict[str, Any]:
-        cuda = self.device.type == "cuda"
-        return {
-            "device": torch.cuda.get_device_name(self.device) if cuda else cpu_name(),
-            "kind": self.device.type,
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "steps": self.settings.steps,
-            "size": self.settings.size,
-        }
-
-    def models(self) -> dict[str, Any]:
+    def cost(self, model: Prior | DataConsistency) -> Found:
         """Parameters and FLOPs (a multiplication and an addition are two) of one evaluation."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        rows = {}
-        for name, model in (("prior", self.prior), ("network", self.network)):
-            channels = int(model.unet.config["in_channels"])  # type: ignore[index]
-            with FlopCounterMode(display=False) as counter, torch.device("meta"):
-                blank = build_network(network_config(model.unet))
-                run_unet(blank, torch.zeros(1, channels, self.settings.size, self.settings.size), 0)
-            rows[name] = {
-                "million_parameters": sum(p.numel() for p in model.parameters()) / 1e6,
-                "gflop": counter.get_total_flops() / 1e9,
-            }
-        return rows
+        channels, side = int(model.unet.config["in_channels"]), self.settings.size  # type: ignore[index]
+        with FlopCounterMode(display=False) as counter, torch.device("meta"):
+            run_unet(build_network(network_config(model.unet)), torch.zeros(1, channels, side, side), 0)
+        millions = sum(p.numel() for p in model.parameters()) / 1e6
+        return {"million_parameters": millions, "gflop": counter.get_total_flops() / 1e9}
 
     def peak(self) -> dict[str, float]:
         """TFLOP/s of a large matrix product, in the precisions of both ways."""
-        n = 8192 if self.device.type == "cuda" else 1536
+        n = 8192 if self.cuda else 1536
         rates = {}
         for kind in dict.fromkeys(self.dtypes.values()):
             a = torch.randn(n, n, device=self.device).to(kind)
-            seconds = min(self.times(partial(torch.mm, a, a), 10))
-            rates[_name(kind)] = 2 * n**3 / seconds / 1e12
+            rates[_name(kind)] = 2 * n**3 / min(self.times(partial(torch.mm, a, a), 10)) / 1e12
         return rates
 
-    def latency(self) -> dict[str, Any]:
+    def latency(self) -> Found:
         """One picture at a time, both ways in turn, and how long each network takes."""
-        ways = {"plain": self.plain, "fast": self.fast}
-        runs = {way: partial(self.restore, pipe, 1) for way, pipe in ways.items()}
+        runs = {way: partial(self.restore, pipe, 1) for way, pipe in self.ways.items()}
         started = time.monotonic()
         for run in runs.values():
             self.once(run)
-        first = time.monotonic() - started  # compiling included
-        taken: dict[str, list[float]] = {way: [] for way in runs}
-        for _ in range(self.repeats):
-            for way, run in runs.items():
-                taken[way].append(self.once(run))
-        rows: dict[str, Any] = {"first_s": first}
+        rows: Found = {"first_s": time.monotonic() - started}  # compiling included
+        rounds = [{way: self.once(run) for way, run in runs.items()} for _ in range(self.repeats)]
         x = torch.randn(1, 3, self.settings.size, self.settings.size, device=self.device)
-        measured = (self.problem.operator, self.measurement(1), self.problem.sigma)
-        known = self.network.describe(measured, x)
-        for way, pipe in ways.items():
-            seconds = statistics.median(taken[way])
+        known = self.network.describe((self.problem.operator, self.measurement(1), self.problem.sigma), x)
+        for way, pipe in self.ways.items():
+            taken = [seconds[way] for seconds in rounds]
             unet = (pipe.network or self.network).unet
             one_prior = statistics.median(self.times(partial(pipe.prior.predict, x, 400)))
             one_network = statistics.median(self.times(partial(run_unet, unet, torch.cat([x, known], 1), 400)))
-            rows[way] = {
-                "seconds": seconds,
-                "all_seconds": taken[way],
-                "prior_s": one_prior,
-                "network_s": one_network,
-                "rest_s": seconds - self.settings.steps * (one_prior + one_network),
-                **self.rate(seconds, way),
-            }
-        rows["speedup"] = statistics.median(p / f for p, f in zip(taken["plain"], taken["fast"], strict=True))
+            seconds = statistics.median(taken)
+            rest = seconds - self.settings.steps * (one_prior + one_network)
+            rows[way] = {"seconds": seconds, "all_seconds": taken, "prior_s": one_prior, "network_s": one_network}
+            rows[way] |= {"rest_s": rest, **self.rate(seconds, way)}
+        rows["speedup"] = statistics.median(seconds["plain"] / seconds["fast"] for seconds in rounds)
         return rows
 
     def agreement(self) -> float:
@@ -276,13 +247,12 @@ class Bench:
             truth = probe(*self.eager(torch.float32), self.device, self.settings.size)
         return agreement(probe(self.fast.prior, self.fast.network, self.device, self.settings.size), truth)
 
-    def throughput(self) -> Iterator[dict[str, Any]]:
+    def throughput(self) -> Iterator[Found]:
         """Seconds per picture over batch sizes, both ways."""
         for batch in self.batches:
-            for way, pipe in (("plain", self.plain), ("fast", self.fast)):
+            for way, pipe in self.ways.items():
                 what = f"throughput, {way}, batch {batch}"
-                if self.late():
-                    self.skip(what, "the time was up")
+                if self.late(what):
                     continue
                 if way == "fast":
                     self.compile_for(batch)
@@ -305,12 +275,10 @@ class Bench:
         self.reset_memory(pipe.prior, pipe.network)
         return self.times(run, warm=False)
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Found:
         """Where the fast path's time goes on a GPU, by kinds of kernels, at its usual batch."""
         from torch.profiler import ProfilerActivity, profile
 
-        if self.device.type != "cuda":  # on the CPU the profiler does not see the working threads
-            return {}
         run = partial(self.restore, self.fast, self.fast.batch)
         self.once(run)
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -320,59 +288,56 @@ class Bench:
             kind = kind_of_kernel(event.key)
             kinds[kind] = kinds.get(kind, 0.0) + event.self_device_time_total / 1e6
         kinds["nothing runs"] = max(seconds - sum(kinds.values()), 0.0)
-        order = dict(sorted(kinds.items(), key=lambda k: -k[1]))
-        return {"batch": self.fast.batch, "seconds": seconds, "kinds": order}
+        return {
+            "batch": self.fast.batch,
+            "seconds": seconds,
+            "kinds": dict(sorted(kinds.items(), key=lambda k: -k[1])),
+        }
 
-    def solvers(self) -> Iterator[dict[str, Any]]:
+    def solvers(self) -> Iterator[Found]:
         """Each solver's time for one picture, from a few of its steps (the paper's Table 4)."""
         for name, kind in SOLVERS.items():
-            if self.late():
-                self.skip(f"solver {name}", "the time was up")
+            what, usual = f"solver {name}", kind().steps
+            if self.late(what):
                 continue
-            usual = kind().steps
             solver = kind(steps=min(usual, SOLVER_STEPS))
             try:
                 solver.check(self.problem)
                 self.fast.parts(solver, self.problem)
             except UserError as error:
-                self.skip(f"solver {name}", str(error))
+                self.skip(what, str(error))
                 continue
             run = partial(self.fast.solve, self.measurement(1), self.problem, solver, [0])
-            times = self.unless_out_of_memory(f"solver {name}", partial(self.times, run, 2))
+            times = self.unless_out_of_memory(what, partial(self.times, run, 2))
             if times is not None:
                 seconds = min(times) * usual / solver.steps
                 yield {"solver": name, "steps": usual, "measured_steps": solver.steps, "seconds": seconds}
 
-    def training(self) -> Iterator[dict[str, Any]]:
+    def training(self) -> Iterator[Found]:
         """Pictures per second of `ddc train ddc`, plain and, on CUDA, with --compile.
 
         A backward pass counts as two forward passes; the loss and the degrading of pictures are not counted.
         """
-        if self.training_speed is None:
-            return
-        batch, size = self.settings.training, self.settings.size
-        gflop = {name: row["gflop"] for name, row in self.results["models"].items()}
-        for way in ("plain", "compiled") if self.device.type == "cuda" else ("plain",):
-            if self.late():
-                self.skip(f"training, {way}", "the time was up")
+        batch, models = self.settings.training, self.results["models"]
+        for way in ("plain", "compiled") if self.cuda else ("plain",):
+            if self.training_speed is None or self.late(f"training, {way}"):
                 continue
             prior, network = copy.deepcopy((self.prior, self.network))
             self.reset_memory(prior, network)
-            speed = self.training_speed(prior, network, batch, size, way == "compiled")
-            tera = speed * (gflop["prior"] + 3 * gflop["network"]) / 1e3
+            speed = self.training_speed(prior, network, batch, self.settings.size, way == "compiled")
+            tera = speed * (models["prior"]["gflop"] + 3 * models["network"]["gflop"]) / 1e3
             yield {"way": way, "batch": batch, "images_per_second": speed, "tflops": tera, **self.memory()}
 
-    def growth(self, what: str, values: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+    def growth(self, what: str, values: tuple[int, ...]) -> Iterator[Found]:
         """Time and memory of the whole pipeline over larger pictures (by tiles), or over more of them."""
-        side = self.settings.size
+        side, per_pixel = self.settings.size, 0.0
         tile = default_tile(self.device) if self.device.type == "cpu" else side
-        per_pixel = 0.0
         for value in sorted(values):
             height, count = (value, 1) if what == "size" else (side, value)
             pixels = height * height * count
-            if self.late(per_pixel * pixels):
-                yield {what: value, "seconds": None, "predicted_s": per_pixel * pixels}
-                self.skip(f"{what} {value}", f"it would take about {per_pixel * pixels:.0f} s")
+            expected = per_pixel * pixels
+            if self.late(f"{what} {value}", expected):
+                yield {what: value, "seconds": None, "predicted_s": expected}
                 continue
             pictures = torch.rand(count, 3, height, height)
             self.reset_memory(self.fast.prior, self.fast.network)
@@ -385,13 +350,11 @@ class Bench:
     # measuring
 
     def measurement(self, batch: int) -> Tensor:
-        noise = Noise(range(batch), device=self.device)
         side = self.settings.size // self.problem.operator.scale
-        return noise.normal((batch, 3, side, side)).clamp(-1, 1)
+        return Noise(range(batch), device=self.device).normal((batch, 3, side, side)).clamp(-1, 1)
 
     def restore(self, pipe: RestorationPipeline, batch: int) -> Tensor:
-        solver = DDC(steps=self.settings.steps)
-        return pipe.solve(self.measurement(batch), self.problem, solver, range(batch))
+        return pipe.solve(self.measurement(batch), self.problem, DDC(steps=self.settings.steps), range(batch))
 
     def unless_out_of_memory(self, what: str, measure: Callable[[], Any]) -> Any:
         """What `measure` returns; None, with a note, if there is not enough memory."""
@@ -404,10 +367,11 @@ class Bench:
         return None
 
     def once(self, run: Callable[[], Any]) -> float:
-        self.wait()
+        wait = torch.cuda.synchronize if self.cuda else lambda device: None
+        wait(self.device)
         started = time.perf_counter()
         run()
-        self.wait()
+        wait(self.device)
         return time.perf_counter() - started
 
     def times(self, run: Callable[[], Any], repeats: int | None = None, warm: bool = True) -> list[float]:
@@ -419,30 +383,32 @@ class Bench:
         """TFLOP/s, and the share of the matrix-product peak."""
         models = self.results["models"]
         tera = self.settings.steps * (models["prior"]["gflop"] + models["network"]["gflop"]) / 1e3 / seconds
-        peak = self.results.get("peak", {}).get(_name(self.dtypes[way]), math.nan)
-        return {"tflops": tera, "share_of_peak": tera / peak}
+        return {
+            "tflops": tera,
+            "share_of_peak": tera / self.results.get("peak", {}).get(_name(self.dtypes[way]), math.nan),
+        }
 
     def reset_memory(self, *models: nn.Module | None) -> None:
         """Begin to measure the memory of the given models; anything else on the device is not counted."""
-        if self.device.type == "cuda":
+        if self.cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
             weights = sum(p.numel() * p.element_size() for m in models if m is not None for p in m.parameters())
             self.beside = torch.cuda.memory_allocated(self.device) - weights
 
     def memory(self) -> dict[str, float]:
         """Megabytes: the device's peak since `reset_memory`, or the peak of the process."""
-        if self.device.type == "cuda":
+        if self.cuda:
             return {"device_mb": (torch.cuda.max_memory_allocated(self.device) - self.beside) / 1e6}
         import resource
 
         return {"host_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3}
 
-    def wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def late(self, needed: float = 0.0) -> bool:
-        return time.monotonic() + needed > self.deadline
+    def late(self, what: str, needed: float = 0.0) -> bool:
+        """Whether there is no time for this part, which is then noted as skipped."""
+        late = time.monotonic() + needed > self.deadline
+        if late:
+            self.skip(what, f"it would take about {needed:.0f} s" if needed else "the time was up")
+        return late
 
     def skip(self, what: str, why: str) -> None:
         self.results["skipped"].append({"what": what, "why": why})

@@ -6,8 +6,7 @@ from ddc.operators.base import SVDOperator as SVDOperator
 from ddc.operators.blur import GaussianBlur, KernelBlur
 from ddc.operators.colorize import Colorize
 from ddc.operators.custom import load_operator as load_operator
-from ddc.operators.denoise import Denoise
-from ddc.operators.inpaint import Inpaint
+from ddc.operators.inpaint import Denoise, Inpaint
 from ddc.operators.jpeg import JPEG
 from ddc.operators.superres import AveragePool, Bicubic
 

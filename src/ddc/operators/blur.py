@@ -236,7 +236,7 @@ def read_kernel(path: str | Path) -> Tensor:
         else:
             with open_image(path) as picture:
                 values = np.asarray(picture if picture.mode in ("I;16", "I", "F") else picture.convert("L"))
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # decoders raise nearly everything for a damaged file
         raise UserError(f"the kernel {path} cannot be read ({error}); give an image or a 2-D .npy array") from error
     if values.ndim != 2 or values.dtype.kind not in "uif":
         raise UserError(f"the kernel {path} is {values.ndim}-D of {values.dtype}; expected a 2-D array of numbers")

@@ -45,6 +45,21 @@ class PixelwiseOperator(SVDOperator):
         return self(c)
 
 
+class Denoise(PixelwiseOperator):
+    """The identity: the whole image is measured, with noise."""
+
+    settings = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def singular_values(self, size: Size, x: Tensor) -> Tensor:
+        return torch.ones(1, 1, 1, 1, dtype=x.dtype, device=x.device)
+
+    def guess(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
+        return y
+
+
 class Inpaint(PixelwiseOperator):
     """Keeps the observed pixels. All channels share one mask; noise falls on observed pixels."""
 
@@ -187,7 +202,7 @@ def read_mask(path: str | Path) -> Tensor:
             opacity = np.asarray(upright.convert("RGBA").getchannel("A"))
             transparent = bool((opacity < 255).any())  # some programs save opaque images with alpha
             plane = opacity if transparent else np.asarray(upright.convert("L"))
-    except OSError as error:
+    except Exception as error:  # decoders raise nearly everything for a damaged file
         raise UserError(f"the mask {path} cannot be read as an image ({error}); give a PNG of 0 and 255") from error
     observed = plane > 127 if transparent else plane >= WHITE
     holes = 1 - float(observed.mean())

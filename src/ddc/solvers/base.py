@@ -1,6 +1,7 @@
 """What a solver is: a frozen dataclass of its settings, and one loop over the steps of a `Run`."""
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,12 @@ class Step:
 
 
 Callback = Callable[[Step], None]
+
+# the lowest and highest value of settings; all others must be finite
+RANGES: dict[str, tuple[float, float]] = {
+    **{"steps": (1, math.inf), "cg_iterations": (1, 1000), "eta": (0, 1), "eta_b": (0, 1), "realism": (0, 1)},
+    **{"lr": (0, math.inf), "lam": (0, math.inf), "gamma": (0, math.inf), "rho": (1e-9, math.inf), "c": (0, math.inf)},
+}
 
 
 class Run:
@@ -95,17 +102,27 @@ class Solver(ABC):
     name: ClassVar[str]
     operators: ClassVar[type] = LinearOperator  # what its maths can take
     needs: ClassVar[tuple[str, ...]] = ("prior",)  # the networks it uses: "prior", "network", "denoiser" or "bridge"
+    zeta_range: ClassVar[tuple[float, float]] = (0.0, math.inf)
     paper: ClassVar[dict[str, dict[type, float]]] = {}  # setting → operator → value; the first that fits is used
 
     steps: int = 100
+
+    def check_settings(self) -> None:
+        """Refuse settings for which the algorithm's formulas mean nothing."""
+        for name, value in vars(self).items():
+            low, high = RANGES.get(name, (-math.inf, math.inf)) if name != "zeta" else self.zeta_range
+            if isinstance(value, (int, float)) and not (low <= value <= high and math.isfinite(value)):
+                expected = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+                expected = "a finite number" if low == -math.inf else expected
+                raise UserError(f"{name} must be {expected}, not {value}")
 
     @abstractmethod
     def solve(self, run: Run) -> Tensor:
         """The restored images, (B, 3, H, W) in about [-1, 1]."""
 
     def evaluations(self) -> int:
-        """Network evaluations for one image."""
-        return self.steps
+        """Network evaluations for one image: in each step one of every network it needs."""
+        return self.steps * len(self.needs)
 
     def check(self, problem: Problem) -> None:
         """Refuse, before anything runs, an operator that this solver's maths cannot take."""
@@ -131,13 +148,14 @@ def make_solver(solver: str | Solver, steps: int | None = None, options: Mapping
 
     given = dict(options or {}) | ({} if steps is None else {"steps": steps})
     if isinstance(solver, Solver):
-        return dataclasses.replace(solver, **given) if given else solver
+        made = dataclasses.replace(solver, **given) if given else solver
+        made.check_settings()
+        return made
     entry = Entry.parse(solver) if ":" in solver else Entry(solver, {})
     if entry.name not in SOLVERS:
         raise UserError(f"the solver {entry.name!r} is not known; expected one of {', '.join(SOLVERS)}")
     settings = entry.settings | given
     kind = SOLVERS[entry.name]
     made = with_settings(kind, entry.name, settings) if settings else kind()
-    if made.steps < 1:
-        raise UserError(f"steps must be at least 1, not {made.steps}")
+    made.check_settings()
     return made

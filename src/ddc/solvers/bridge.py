@@ -1,20 +1,24 @@
-"""The bridge of I²SB (Liu et al. 2023, arXiv 2302.05872): its schedule, and a network folder for one task.
+"""I²SB (Liu et al. 2023, arXiv 2302.05872), Algorithm 2, and CDDB (Chung, Kim and Ye 2023, arXiv 2305.19809).
 
-x₀ is the clean picture and x₁ the measurement at image size; x_n lies between them. The network is shown x_n
-and n and predicts (x_n − x₀)/S_n.
+x₀ is the clean picture and x₁ the measurement at image size; x_n lies between them. The network, trained for one task,
+is shown x_n and n and predicts (x_n − x₀)/S_n. A run starts at the measurement, not at noise.
 """
 
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ddc.errors import UserError
 from ddc.networks import load_network, read_config, run_unet, save_network
-from ddc.schedule import Time
+from ddc.operators.base import Operator
+from ddc.operators.jpeg import JPEG
+from ddc.priors import Time
+from ddc.solvers.base import Run, Solver
+from ddc.solvers.gradients import residual_and_gradient
 
 
 @dataclass(frozen=True)
@@ -102,9 +106,58 @@ class Bridge(nn.Module):
         config = read_config(Path(folder))
         if "task" not in config:
             raise UserError(f'{folder} is not a bridge: its config.json names no task, for example "task": "sr4"')
-        task, sigma_max = str(config.pop("task")), float(config.pop("sigma_max", 0.0))
+        task, sigma_max = config.pop("task"), config.pop("sigma_max", 0.0)
+        if not isinstance(task, str) or type(sigma_max) not in (int, float) or not 0 <= sigma_max <= 1:
+            raise UserError(f"{folder}: a bridge has a task by its name and a sigma_max from 0 to 1 in its config.json")
         return Bridge(load_network(folder, config), task, sigma_max).eval()
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
         extra = {"task": self.task, "sigma_max": self.sigma_max} | options.pop("extra_config", {})
         save_network(self.unet, folder, extra_config=extra, **options)
+
+
+@dataclass(frozen=True)
+class I2SB(Solver):
+    """Image-to-image bridge: any operator that a bridge network was trained for."""
+
+    name: ClassVar[str] = "i2sb"
+    operators: ClassVar[type] = Operator
+    needs: ClassVar[tuple[str, ...]] = ("bridge",)
+
+    steps: int = 20
+    """Sampling steps."""
+
+    @torch.no_grad()
+    def solve(self, run: Run) -> Tensor:
+        bridge = run.parts["bridge"]
+        x = run.A.to_image(run.y)  # x₁
+        for n, m in run.steps(bridge.schedule.pairs(self.steps)):
+            predicted = bridge(x, n)
+            x0 = bridge.schedule.clean(x, predicted, n)
+            x = bridge.schedule.step(x, x0, n, m, run.normal())  # the posterior of the bridge
+            run.show(x0, predicted)
+        return x
+
+
+@dataclass(frozen=True)
+class CDDB(I2SB):
+    """Image-to-image bridge kept consistent with y: any operator that a bridge network was trained for."""
+
+    name: ClassVar[str] = "cddb"
+    paper: ClassVar[dict[str, dict[type, float]]] = {"c": {JPEG: 0.5, Operator: 1.0}}
+
+    c: float | None = None
+    """Step size c of the gradient; None is the paper's: 0.5 for JPEG, 1.0 otherwise."""
+
+    @torch.no_grad()
+    def solve(self, run: Run) -> Tensor:
+        bridge, c = run.parts["bridge"], self.setting("c", run.problem)
+        x = run.A.to_image(run.y)  # x₁
+        for n, m in run.steps(bridge.schedule.pairs(self.steps)):
+            predicted = bridge(x, n)
+            x0 = bridge.schedule.clean(x, predicted, n)
+            x = bridge.schedule.step(x, x0, n, m, run.normal())
+            _, gradient = residual_and_gradient(run.A, x0, run.y)
+            x = x - c * bridge.schedule.share(n, m, x) * 2 * gradient  # c (α²/S_n²) ∇‖A x̂0 − y‖²
+            run.show(x0, predicted)
+        return x

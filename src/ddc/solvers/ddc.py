@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ddc.operators.base import Operator
-from ddc.schedule import Schedule, Spacing
+from ddc.priors import Schedule, Spacing
 from ddc.solvers.base import Run, Solver
 
 
@@ -39,6 +39,3 @@ class DDC(Solver):
     def pairs(self, schedule: Schedule) -> list[tuple[int, int]]:
         """(t, s) of each step. A few leading steps would start below the pure noise that the run starts from."""
         return schedule.pairs(self.steps, self.spacing or ("leading" if self.steps > 3 else "even"))
-
-    def evaluations(self) -> int:
-        return 2 * self.steps

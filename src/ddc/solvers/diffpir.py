@@ -21,6 +21,7 @@ class DiffPIR(Solver):
     """Plug-and-play splitting: any linear operator, without gradients of the network."""
 
     name: ClassVar[str] = "diffpir"
+    zeta_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     # the released configurations: little fresh noise for deblurring and super-resolution, only fresh noise for masks
     paper: ClassVar[dict[str, dict[type, float]]] = {"zeta": {Inpaint: 1.0, Operator: 0.1}}
 

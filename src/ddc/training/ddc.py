@@ -14,28 +14,52 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddc.consistency import TRAIN_STEPS, DataConsistency, Measured
 from ddc.errors import UserError
-from ddc.networks import read_config, write_out_norms
+from ddc.networks import CompactUNet, read_config, run_unet, write_out_norms
 from ddc.noise import Noise, derive_seed, on_device
 from ddc.operators.base import Operator
-from ddc.perceptual import LPIPS
-from ddc.presets import NETWORKS, preset
-from ddc.priors import Prediction, Prior, schedule_from_config
-from ddc.schedule import Schedule
+from ddc.perceptual import LPIPS, unit_difference
+from ddc.priors import TRAIN_STEPS, DataConsistency, Measured, Prediction, Prior, Schedule, schedule_from_config
 from ddc.solvers.ddc import DDC
-from ddc.training.data import Draws
-from ddc.training.features import PriorFeatures
+from ddc.training.data import Draw, Draws, MixedOperator, Mixes, example_run, measure_draws, noise_levels
 from ddc.training.objectives import Forward, Losses, Objective, figures_of
 from ddc.training.settings import DDCSettings
-from ddc.training.tasks import (
-    Draw,
-    MixedOperator,
-    Mixes,
-    example_run,
-    make_operators,
-    noise_levels,
-)
+
+
+class PriorFeatures(nn.Module):
+    """The distance of two batches of [-1, 1] pictures, (B,), as a frozen prior sees them at the time 0: a perceptual loss
+    that needs no other network (Lin & Yang 2023, 2401.00110). It is LPIPS's distance, without learned weights, on the
+    features of the prior's way down: each place's channels are brought to unit length and compared."""
+
+    def __init__(self, unet: nn.Module) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, x: Tensor, truth: Tensor) -> Tensor:
+        features = self.features(x)
+        with torch.no_grad():
+            expected = self.features(truth)
+        distance = torch.zeros(len(x), device=x.device)
+        for fx, fy in zip(features, expected, strict=True):
+            distance = distance + unit_difference(fx, fy).sum(1).mean((1, 2))
+        return distance / len(features)
+
+    def features(self, x: Tensor) -> list[Tensor]:
+        if isinstance(self.unet, CompactUNet):
+            return self.unet.encode(x, torch.zeros(1, device=x.device))
+        blocks = getattr(self.unet, "down_blocks", None)  # of diffusers' UNet2DModel
+        if blocks is None:
+            raise UserError(
+                f"the prior is a {type(self.unet).__name__}, whose features are not known; leave --w-features out"
+            )
+        found: list[Tensor] = []
+        hooks = [block.register_forward_hook(lambda _, __, out: found.append(out[0])) for block in blocks]
+        try:
+            run_unet(self.unet, x, 0)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
 
 
 @dataclass
@@ -97,7 +121,7 @@ class DDCObjective(Objective):
         if settings.init is not None:
             network = DataConsistency.from_pretrained(settings.init)
         else:
-            network = DataConsistency.from_config(preset(settings.network, NETWORKS))
+            network = DataConsistency.from_config(settings.network)
         features = PriorFeatures(prior.unet) if settings.w_features else None
         objective = cls(settings, network, prior, LPIPS("alex"), features)
         if settings.compile:
@@ -123,8 +147,7 @@ class DDCObjective(Objective):
             slots = self._refill(draws, batch)
             places = list(zip(slots.numbers, slots.stage, strict=True))
             t, s = on_device([self._pair(*place, draws) for place in places], device, torch.int64).unbind(1)
-            seeds = [derive_seed(draws.seed, f"z/{number}/{stage}") for number, stage in places]
-            z = Noise(seeds, device=device).normal(slots.truth.shape)
+            z = draws.noise([f"{number}/{stage}" for number, stage in places], slots.truth.shape, "z")
         with torch.no_grad():
             prediction = self.prior.predict(slots.x, t)
         x0, measured = prediction.x0.float(), slots.measured()
@@ -208,25 +231,18 @@ class DDCObjective(Objective):
     @torch.no_grad()
     def _new_slots(self, draws: Draws, numbers: list[int], stages: list[int]) -> Slots:
         """New pictures with their measurements; the same numbers always give the same."""
-        truth = draws.crops(numbers)
-        device, size = truth.device, truth.shape[-1]
-        drawn = [self.mixes.draw(draws.seed, number, size) for number in numbers]
-        seeds = draws.seeds(numbers, "measure")
-        operators = make_operators(drawn, seeds, size, device)
-        mixed = MixedOperator(operators, device)
-        y = mixed.measure(truth, drawn, seeds)
-        measured = (mixed, y, noise_levels(drawn, device))
+        truth, drawn, operators, measured = measure_draws(draws, numbers, self.mixes.draw)
+        device = truth.device
         known = [
             torch.zeros_like(truth) if name == "projection" else self.network.channel(name, measured, truth)
             for name, _ in self.network.layout()
         ]
-        x_seeds = [derive_seed(draws.seed, f"x/{number}") for number in numbers]
-        z = Noise(x_seeds, device=device).normal(truth.shape)
+        z = draws.noise(numbers, truth.shape, "x")
         times = [self._pair(number, stage, draws)[0] for number, stage in zip(numbers, stages, strict=True)]
         noised = self.schedule.add_noise(truth, on_device(times, device, torch.int64), z)
         begins = on_device([stage == 0 for stage in stages], device, torch.bool).view(-1, 1, 1, 1)
         x = torch.where(begins, z, noised)  # x_T ~ N(0, I) at the start of a trajectory
-        return Slots(list(numbers), list(stages), drawn, operators, y, truth, x, torch.cat(known, dim=1))
+        return Slots(list(numbers), list(stages), drawn, operators, measured[1], truth, x, torch.cat(known, dim=1))
 
     # -- checkpoints and messages ----------------------------------------------------------------------------
 
@@ -255,7 +271,9 @@ class DDCObjective(Objective):
         # a finished trajectory has no time to be noised to; its x is loaded here in any case
         self.slots = self._new_slots(draws, tensors["numbers"].tolist(), [min(stage, 0) for stage in stages])
         self.slots.stage = stages
-        self.slots.x = tensors["x"].clone()
+        if tensors["x"].shape != self.slots.x.shape or len(stages) != len(self.slots.numbers):
+            raise ValueError(f"x has the shape {tuple(tensors['x'].shape)}, not {tuple(self.slots.x.shape)}")
+        self.slots.x = tensors["x"].to(self.slots.x.dtype).clone()
         if "next" in tensors:
             self._prepare_next(draws, [n for n in tensors["next"].tolist() if n >= 0])
 

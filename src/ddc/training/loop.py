@@ -19,22 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddc.datasets import find_sources, split_holdout
+from ddc.datasets import Pictures
 from ddc.errors import UserError
-from ddc.networks import write_out_norms
-from ddc.training.data import Draws, Pictures, centre_crops, load_pictures
+from ddc.networks import check_fit, write_out_norms
+from ddc.training.data import Draws, centre_crops, load_data
 from ddc.training.objectives import Objective
 from ddc.training.output import (
     Display,
     Log,
     check_replaceable,
-    latest_checkpoint,
-    read_checkpoint,
+    read_latest,
     save_model,
     weights_fingerprint,
     write_checkpoint,
 )
-from ddc.training.settings import FREE, LoopSettings
+from ddc.training.settings import FREE, LIMITS, LoopSettings
 
 _GRID_ROWS = 8
 
@@ -98,19 +97,39 @@ class Guard:
 
 def train_model(settings: LoopSettings) -> Progress:
     """Train what the settings describe, with new weights or those of `settings.init`."""
+    check_settings(settings)
     module, _, name = settings.objective.partition(":")
     torch.manual_seed(settings.seed)
     return train(getattr(import_module(module), name).from_settings(settings))
+
+
+def check_settings(settings: LoopSettings) -> None:
+    """Refuse numbers that no run can use."""
+    for one in dataclasses.fields(settings):
+        value, option = getattr(settings, one.name), f"--{one.name.replace('_', '-')}"
+        low, high, expected = LIMITS.get(one.name, (-math.inf, math.inf, "a number"))
+        for number in (value or (math.nan,)) if isinstance(value, tuple) else (value,):
+            if isinstance(number, (int, float)) and not (math.isfinite(number) and low <= number <= high):
+                raise UserError(f"{option} is {number}; expected {expected}")
+
+
+def check_processes() -> int:
+    """The number of processes that the environment describes; a wrong one would train nothing, or wait for ever."""
+    given = {name: os.environ.get(name, default) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"))}
+    world, rank = (int(text) if text.isdecimal() else -1 for text in given.values())
+    if not 0 <= rank < world:
+        raise UserError(
+            f"the environment says WORLD_SIZE={given['WORLD_SIZE']} and RANK={given['RANK']}; expected a rank from 0 to "
+            "WORLD_SIZE − 1: unset both, or start the processes with `accelerate launch` or `torchrun`"
+        )
+    return world
 
 
 def train(objective: Objective, report: Callable[[str], None] | None = None) -> Progress:
     """Train until the steps or the minutes of the objective's settings are over; save and export."""
     start = time.monotonic()
     settings = objective.settings
-    for name in ("steps", "batch_size", "accumulate", "crop", "workers", "save_every", "keep", "log_every"):
-        if getattr(settings, name) < 1:
-            option = name.replace("_", "-")
-            raise UserError(f"--{option} is {getattr(settings, name)}; expected 1 or more")
+    world = check_processes()
     check_replaceable(settings.out / objective.folder)
     try:
         from accelerate import Accelerator
@@ -125,7 +144,7 @@ def train(objective: Objective, report: Callable[[str], None] | None = None) -> 
     accelerator = Accelerator(
         mixed_precision="no" if precision == "fp32" else precision,
         gradient_accumulation_steps=settings.accumulate,
-        cpu=not cuda and int(os.environ.get("WORLD_SIZE", 1)) > 1,  # several processes without a GPU: gloo
+        cpu=not cuda and world > 1,  # several processes without a GPU: gloo
     )
     if cuda:
         torch.backends.cudnn.benchmark = True
@@ -141,17 +160,18 @@ class _Run:
         self.accelerator, self.display, self.start = accelerator, display, start
         self.main, self.device = accelerator.is_main_process, accelerator.device
         settings, rank, world = self.settings, accelerator.process_index, accelerator.num_processes
-        self.pictures, self.validation = _load_data(settings, self.device)
-        validating = f", validating on {len(self.validation)}" if self.validation else ""
-        display.say(f"training on {self.pictures.report()}{validating}")
+        self.pictures, self.validation = load_data(settings, self.device)
+        validating = f", validating on {len(self.validation.names)}" if self.validation else ""
+        display.say(f"training on {self.pictures.count}{validating}")
         self.draws = Draws(self.pictures, settings.crop, settings.seed, rank, world, settings.flip)
         self.progress = Progress()
         self.record = {k: v for k, v in _as_json(dataclasses.asdict(settings)).items() if k not in FREE}
-        self.record |= {"pictures": self.pictures.fingerprint(), "processes": world}
+        self.record |= {"pictures": self.pictures.fingerprint, "contents": self.pictures.contents, "processes": world}
         self.record |= {f"weights of the {k}": weights_fingerprint(v) for k, v in objective.frozen().items()}
 
         self.module, optimiser = self._prepare_module()
         self.average = Average(self.module, settings.ema)
+        self.saved = self.exported = -1  # the steps of the last checkpoint and the last exported model
         self._resume(optimiser)
         if settings.compile:
             _load_compile_cache(settings.compile_cache, display.say)
@@ -311,9 +331,11 @@ class _Run:
         begun = time.monotonic()
         self._check(wait=True)
         self.progress.seconds = self.seconds_before + begun - self.start
-        if self.settings.checkpoints:
+        step = self.progress.step
+        if self.settings.checkpoints and self.saved != step:
             self._write(self.settings.out / "checkpoints")
-        if self.main:
+            self.saved = step
+        if self.main and self.exported != step:
             self._export()
         self.accelerator.wait_for_everyone()
         self.saving = time.monotonic() - begun
@@ -322,6 +344,7 @@ class _Run:
         objective, settings = self.objective, self.settings
         out, how = settings.out / objective.folder, (settings.export_dtype, settings.shard_mb)
         save_model(objective.model, out, self.average.state, objective.remarks(), *how)
+        self.exported = self.progress.step
 
     def _write(self, folder: Path) -> None:
         """Write the full state. Each process has its own pictures in its batch; the main one writes them all."""
@@ -352,33 +375,53 @@ class _Run:
         write_checkpoint(folder, f"step-{self.progress.step:08d}", tensors, record, self.settings.keep)
 
     def _resume(self, optimiser: torch.optim.Optimizer) -> None:
-        settings = self.settings
-        path = latest_checkpoint(settings.out / "checkpoints") if settings.resume else None
-        if path is None:
+        settings, say = self.settings, self.display.say
+        found = read_latest(settings.out / "checkpoints", say) if settings.resume else None
+        if found is None:
             return
-        tensors, record = read_checkpoint(path)
-        different = _differences(self.record, record["settings"], settings)
+        path, (tensors, record) = found
+        self._compare(record["settings"])
+        for part in ("weights", "average"):
+            shapes = {name: tensor.shape for name, tensor in tensors[part].items()}
+            check_fit(self.module, shapes, path / f"{part}.safetensors")
+        self.module.load_state_dict(tensors["weights"])
+        self.average.state = {k: v.float().to(self.device) for k, v in tensors["average"].items()}
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        try:
+            load_moments(optimiser, list(self.module.parameters()), tensors["optimiser"], self.device)
+            self.draws.position = record.get("positions", [record.get("position")] * world)[rank]
+            kept = {k: v.chunk(world)[rank].to(self.device) for k, v in tensors.get("objective", {}).items()}
+            self.objective.restore(kept, self.draws)
+        except (KeyError, IndexError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"the checkpoint {path} does not fit this run ({reason}); write the name of an older one into "
+                f"{path.parent / 'latest'}, or begin again with --no-resume"
+            ) from None
+        self.progress.step, self.progress.seconds = record["step"], record["seconds"]
+        self.saved = self.progress.step
+        say(f"resumed from {path} at step {self.progress.step}")
+
+    def _compare(self, then: dict[str, Any]) -> None:
+        """Refuse to resume with other settings or pictures. An option that did not exist then counts as its default, and
+        other new entries are ignored."""
+        now, settings = self.record, self.settings
+        defaults = _as_json({f.name: f.default for f in dataclasses.fields(settings)})
+        then = {k: then.get(k, defaults.get(k, value)) for k, value in now.items()}
+        different = {k: f"{k} was {then[k]!r} and is {now[k]!r}" for k in sorted(now) if now[k] != then[k]}
+        data = [different.pop(k) for k in ("pictures", "contents") if k in different]
         if different:
             raise UserError(
-                f"{settings.out} was trained with other settings: {'; '.join(different)}. Use the same, or "
+                f"{settings.out} was trained with other settings: {'; '.join(different.values())}. Use the same, or "
                 "another --out (with --init to start from its model)"
             )
-        self.module.load_state_dict(tensors["weights"])
-        self.average.state = {k: v.to(self.device) for k, v in tensors["average"].items()}
-        # moments must have the memory layout of their parameter; a fused optimiser counts steps on the device
-        counter = self.device if optimiser.defaults.get("fused") else torch.device("cpu")
-        parameters = list(self.module.parameters())
-        for key, value in tensors.get("optimiser", {}).items():
-            index, name = key.split(".", 1)
-            parameter = parameters[int(index)]
-            moment = torch.empty_like(parameter).copy_(value) if value.dim() else value.to(counter)
-            optimiser.state[parameter][name] = moment
-        self.progress.step, self.progress.seconds = record["step"], record["seconds"]
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        self.draws.position = record.get("positions", [record["position"]] * world)[rank]
-        kept = {k: v.chunk(world)[rank].to(self.device) for k, v in tensors.get("objective", {}).items()}
-        self.objective.restore(kept, self.draws)
-        self.display.say(f"resumed from {path} at step {self.progress.step}")
+        if data and not settings.accept_data:
+            raise UserError(
+                f"the training pictures have changed since the checkpoint in {settings.out} ({'; '.join(data)}); give the "
+                "same ones, or continue with these with --accept-data"
+            )
+        if data:
+            self.display.say(f"continuing with other training pictures ({'; '.join(data)})")
 
     # -- validation ------------------------------------------------------------------------------------------
 
@@ -412,33 +455,33 @@ class _Run:
                 totals.setdefault(key, []).extend(values)
         means = {key: sum(values) / len(values) for key, values in totals.items()}
         shown = "  ".join(f"{key} {value:.4g}" for key, value in means.items())
-        self.display.say(f"step {step} validation on {len(validation)}: {shown}")
+        self.display.say(f"step {step} validation on {len(validation.names)}: {shown}")
         figures = {"step": step} | {f"validation/{key}": value for key, value in means.items()}
         log.write(figures)
         self.progress.history.append(figures)
-
-
-def _load_data(settings: LoopSettings, device: torch.device) -> tuple[Pictures, Pictures | None]:
-    """The pictures for training and for validation."""
-    sources, held = split_holdout(find_sources(settings.data), settings.holdout)
-    if settings.validation is not None:
-        held = find_sources([settings.validation])
-    if not sources:
-        raise UserError(f"--holdout {settings.holdout} keeps every picture out of training; choose a larger number")
-    how = (settings.crop, device, settings.stream, settings.workers, settings.memory_share)
-    validation = load_pictures(held[: settings.validation_limit], *how) if held else None
-    return load_pictures(sources, *how), validation
 
 
 def _as_json(record: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(record, default=str)))
 
 
-def _differences(now: dict[str, Any], then: dict[str, Any], settings: LoopSettings) -> list[str]:
-    """What differs. An option that did not exist then counts as its default; other new entries are ignored."""
-    defaults = _as_json({f.name: f.default for f in dataclasses.fields(settings)})
-    then = {k: then.get(k, defaults.get(k, value)) for k, value in now.items()}
-    return [f"{k} was {then[k]!r} and is {now[k]!r}" for k in sorted(now) if now[k] != then[k]]
+def load_moments(
+    optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], moments: dict[str, Tensor], device: torch.device
+) -> None:
+    """Put the moments of a checkpoint into the optimiser; ValueError if they are not those of its parameters."""
+    # moments must have the memory layout of their parameter; a fused optimiser counts steps on the device
+    counter = device if optimiser.defaults.get("fused") else torch.device("cpu")
+    for key, value in moments.items():
+        index, _, name = key.partition(".")
+        parameter = parameters[int(index)] if index.isdecimal() and int(index) < len(parameters) else None
+        if parameter is None or name not in ("step", "exp_avg", "exp_avg_sq"):
+            raise ValueError(f"the optimiser has no moment {key}")
+        if value.shape != (parameter.shape if name != "step" else ()):
+            raise ValueError(f"the moment {key} has the shape {tuple(value.shape)}")
+        moment = torch.empty_like(parameter).copy_(value) if name != "step" else value.float().to(counter)
+        optimiser.state[parameter][name] = moment
+    if any(len(state) != 3 for state in optimiser.state.values()):
+        raise ValueError("a parameter lacks a moment")
 
 
 def _load_compile_cache(path: Path | None, say: Callable[[str], None]) -> None:

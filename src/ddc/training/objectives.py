@@ -1,21 +1,38 @@
 """What each kind of training minimises. The loop is the same for all of them.
 
-An objective owns the module that is trained, draws its own batches, and returns named loss terms.
+An objective owns the module that is trained, draws its own batches, and returns named loss terms. The data-consistency
+network has a file of its own.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ddc.errors import UserError
+from ddc.images import to_internal, to_unit
+from ddc.networks import build_network, read_preset
+from ddc.noise import Noise, derive_seed, on_device
 from ddc.perceptual import LPIPS
-from ddc.training.data import Draws
-from ddc.training.settings import LoopSettings
+from ddc.pipeline import PARTS
+from ddc.priors import Prior, Schedule, schedule_from_config, scheduler_config
+from ddc.problems import check_sigma
+from ddc.solvers.bridge import I2SB, Bridge, BridgeSchedule
+from ddc.solvers.pnp_admm import DnCNN
+from ddc.solvers.posterior import Posterior, PosteriorDenoiser, coefficients
+from ddc.training.data import Draw, Draws, MixEntry, Mixes, TaskMix, example_run, measure_draws
+from ddc.training.settings import BridgeSettings, DnCNNSettings, LoopSettings, PosteriorSettings, PriorSettings
 
 Losses = dict[str, Tensor]
 Forward = Callable[..., Tensor]
+VARIATIONAL_WEIGHT = 1e-3  # of the bound that trains a learned variance (2102.09672, L_hybrid)
+RESOLUTION = 10_000  # of the noise levels that a posterior network is trained on
 
 
 class Objective(ABC):
@@ -81,3 +98,298 @@ def figures_of(name: str, x: Tensor, truth: Tensor, lpips: LPIPS | None) -> dict
         with torch.autocast(x.device.type, enabled=False):
             figures[f"{name}/lpips"] = lpips(x, truth).tolist()
     return figures
+
+
+@dataclass
+class PriorObjective(Objective):
+    """A prior: DDPM (2006.11239) with ε, v or x0 as the target, and optionally a learned variance. MSE of the target with min-SNR-γ weights (2303.09556); `snr_gamma` 0 is the plain loss of the target."""
+
+    settings: PriorSettings
+    prior: Prior
+
+    def __post_init__(self) -> None:
+        self.module, self.model = self.prior.unet, self.prior
+
+    @classmethod
+    def from_settings(cls, settings: PriorSettings) -> "PriorObjective":
+        prediction, clamp, learned = settings.prediction, settings.clamp, settings.learned_variance
+        scheduler = scheduler_config(1000, settings.beta_schedule, prediction, clamp, learned)
+        if settings.init is None:
+            outputs = {"in_channels": 3, "out_channels": 6 if learned else 3}
+            unet = build_network(read_preset("prior", settings.network) | outputs)
+        else:
+            start = Prior.from_pretrained(settings.init)
+            unet, then = start.unet, start.scheduler_config
+            keys = ("num_train_timesteps", "beta_schedule", "prediction_type", "variance_type")
+            different = [
+                f"{key} was {then[key]} and is {scheduler[key]}"
+                for key in keys
+                if key in then and then[key] != scheduler[key]
+            ]
+            if different:
+                raise UserError(
+                    f"the prior in {settings.init} was trained otherwise: {'; '.join(different)}. Use the same "
+                    "options, or leave --init out"
+                )
+        return cls(settings, Prior(unet, schedule_from_config(scheduler), prediction, clamp, scheduler))
+
+    def prepare(self, device: torch.device) -> None:
+        if device.type == "cuda":  # a table on the CPU would be copied at each use, and each copy waits
+            self.prior.schedule = Schedule(self.prior.schedule.alpha_bars.to(device))
+
+    def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
+        x0, numbers = draws.take(batch)
+        schedule = self.prior.schedule
+        t = on_device(draws.times(numbers, schedule.train_steps), x0.device, torch.int64)
+        z = draws.noise(numbers, x0.shape)
+        x = schedule.add_noise(x0, t, z)
+        raw = call(forward, x, t).float()
+        v = None
+        if self.prior.learns_variance:
+            raw, v_raw = raw.chunk(2, dim=1)
+            v = ((v_raw + 1) / 2).clamp(0, 1)
+        a = schedule.alpha_bar(t, x0)
+        snr = (a / (1 - a)).flatten()
+        target, scale = {
+            "epsilon": (z, snr),
+            "v_prediction": (a.sqrt() * z - (1 - a).sqrt() * x0, snr + 1),
+            "sample": (x0, torch.ones_like(snr)),
+        }[self.prior.prediction_type]
+        error = (raw - target).square().mean(dim=(1, 2, 3))
+        gamma = self.settings.snr_gamma
+        weights = snr.clamp(max=gamma) / scale if gamma else torch.ones_like(snr)
+        loss = (weights * error).mean()
+        terms = {"mse": error.mean().detach()}
+        if v is not None:
+            bound = variational_bound(schedule, x0, x, self._x0(x, raw.detach(), a), t, v)
+            loss = loss + VARIATIONAL_WEIGHT * bound
+            terms["bound"] = bound.detach()
+        return {"loss": loss, **terms}
+
+    def _x0(self, x: Tensor, raw: Tensor, a: Tensor) -> Tensor:
+        if self.prior.prediction_type == "epsilon":
+            return (x - (1 - a).sqrt() * raw) / a.sqrt()
+        return a.sqrt() * x - (1 - a).sqrt() * raw if self.prior.prediction_type == "v_prediction" else raw
+
+    @torch.no_grad()
+    def validate(self, crops: Tensor, names: list[str]) -> dict[str, list[float]]:
+        """PSNR of x̂0 at the timesteps that a run of five steps visits."""
+        n = self.prior.schedule.train_steps
+        return {
+            f"psnr_t{t}": figures_of("x0", self._denoise(crops, t)[1], crops, None)["x0/psnr"]
+            for t in (n // 5, 2 * n // 5, 3 * n // 5, 4 * n // 5)
+        }
+
+    def _denoise(self, crops: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        z = Noise([t + i for i in range(len(crops))], device=crops.device).normal(crops.shape)
+        x = self.prior.schedule.add_noise(crops, t, z)
+        return x, self.prior.predict(x, t).x0.float()
+
+    @torch.no_grad()
+    def pictures(self, crops: Tensor, names: list[str]) -> list[Tensor]:
+        """Truth, and x_t with x̂0 at two noise levels."""
+        n = self.prior.schedule.train_steps
+        columns = [crops, *self._denoise(crops, n // 5), *self._denoise(crops, 3 * n // 5)]
+        return list(torch.stack(columns, dim=1).unbind(0))
+
+
+def variational_bound(schedule: Schedule, x0: Tensor, x: Tensor, x0_hat: Tensor, t: Tensor, v: Tensor) -> Tensor:
+    """KL(q(x_{t−1} | x_t, x_0) ‖ p(x_{t−1} | x_t)) in bits per number; t = 0 is left out (its q has no width)."""
+    s = t - 1
+    mean_q = schedule.posterior_mean(x, x0, t, s)
+    mean_p = schedule.posterior_mean(x, x0_hat, t, s)
+    std_q = schedule.posterior_std(x, t, s).clamp(min=1e-10)
+    std_p = schedule.posterior_std(x, t, s, v).clamp(min=1e-10)
+    kl = (std_p / std_q).log() + (std_q**2 + (mean_q - mean_p) ** 2) / (2 * std_p**2) - 0.5
+    per_image = kl.mean(dim=(1, 2, 3)) / math.log(2.0)
+    return torch.where(t > 0, per_image, torch.zeros_like(per_image)).mean()
+
+
+@dataclass
+class PosteriorObjective(Objective):
+    """The posterior denoiser: the squared error of x̂0 at a random noise level, in units of the network's output. A share
+    of the pictures is at θ = π/2, where nothing but y is known: there the network learns the posterior mean."""
+
+    settings: PosteriorSettings
+    network: PosteriorDenoiser
+    lpips: LPIPS | None = None  # for validation alone
+
+    def __post_init__(self) -> None:
+        self.module, self.model = self.network.unet, self.network
+        self.folder = PARTS["posterior"]  # where the solver looks for it
+        self.mixes = Mixes.of(self.settings)
+
+    @classmethod
+    def from_settings(cls, settings: PosteriorSettings) -> "PosteriorObjective":
+        if settings.init is not None:
+            network = PosteriorDenoiser.from_pretrained(settings.init)
+        else:
+            network = PosteriorDenoiser.from_config(read_preset("posterior", settings.network))
+        return cls(settings, network, LPIPS("alex"))
+
+    def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
+        with torch.no_grad(), torch.autocast(draws.device.type, enabled=False):
+            numbers = draws.advance(batch)
+            truth, _, _, measured = measure_draws(draws, numbers, self.mixes.draw)
+            angles = [self.angle(place / RESOLUTION) for place in draws.times(numbers, RESOLUTION)]
+            theta = on_device(angles, truth.device, truth.dtype).view(-1, 1, 1, 1)
+            x = theta.cos().clamp(min=0) * truth + theta.sin() * draws.noise(numbers, truth.shape)
+        x0, _ = self.network(measured, x, theta, unet=forward)
+        error = (x0 - truth).square().mean((1, 2, 3))
+        loss = (error / coefficients(theta)[2].flatten().square()).mean()
+        return {"loss": loss, "mse": error.detach().mean()}
+
+    def angle(self, share: float) -> float:
+        """θ of a picture, for a number that is uniform in [0, 1)."""
+        if share < self.settings.mean_share:
+            return math.pi / 2
+        quantile = (share - self.settings.mean_share) / (1 - self.settings.mean_share)
+        normal = NormalDist().inv_cdf(min(max(quantile, 1e-4), 1 - 1e-4))
+        return math.atan(self.settings.median * math.exp(self.settings.width * normal))
+
+    @torch.no_grad()
+    def validate(self, crops: Tensor, names: list[str]) -> dict[str, list[float]]:
+        """PSNR and LPIPS of the posterior mean for the validation tasks."""
+        figures: dict[str, list[float]] = {}
+        for task, sigma_y in self.mixes.validation_tasks():
+            run, _ = example_run(task, sigma_y, crops, names, None, posterior=self.network)
+            figures |= figures_of(f"{task}@{sigma_y:g}", Posterior(realism=0.0).solve(run).float(), crops, self.lpips)
+        return figures
+
+    @torch.no_grad()
+    def pictures(self, crops: Tensor, names: list[str]) -> list[Tensor]:
+        """Truth, y at image size, the posterior mean and a sample; the tasks take turns."""
+        tasks, rows = self.mixes.validation_tasks(), []
+        for i, name in enumerate(names):
+            truth = crops[i : i + 1]
+            run, y = example_run(*tasks[i % len(tasks)], truth, [name], None, posterior=self.network)
+            made = [Posterior(realism=realism).solve(run).float().clamp(-1, 1) for realism in (0.0, 1.0)]
+            rows.append(torch.cat([truth, y.expand_as(truth), *made]))
+        return rows
+
+
+@dataclass
+class BridgeObjective(Objective):
+    """The bridge of I²SB (2302.05872), Algorithm 1, for one task: x_n is drawn between the picture x₀ and its measurement
+    at image size x₁, with n uniform, and the network learns (x_n − x₀)/S_n."""
+
+    settings: BridgeSettings
+    bridge: Bridge
+    lpips: LPIPS | None = None
+
+    def __post_init__(self) -> None:
+        self.module, self.model = self.bridge.unet, self.bridge
+        name, entry = self.settings.task, MixEntry.parse(self.settings.task)
+        if entry.end is not None or entry.name != name or entry.task.kind == "custom":
+            raise UserError(f"{name!r} is not one task; a bridge is trained for one, for example sr4")
+        self.mix = TaskMix((entry,), self.settings.sigma_max)
+        self.bridge.task, self.bridge.sigma_max = name, self.settings.sigma_max
+        self.folder = PARTS["bridge"].format(task=name)  # where the solver looks for it
+
+    @classmethod
+    def from_settings(cls, settings: BridgeSettings) -> "BridgeObjective":
+        if settings.init is not None:  # a network of another task is a good start
+            bridge = Bridge.from_pretrained(settings.init)
+        else:
+            config = read_preset("bridge", settings.network) | {"in_channels": 3, "out_channels": 3}
+            bridge = Bridge(build_network(config), settings.task)
+        return cls(settings, bridge, LPIPS("alex"))
+
+    def prepare(self, device: torch.device) -> None:
+        if device.type == "cuda":  # a table on the CPU would be copied at each use, and each copy waits
+            schedule = self.bridge.schedule
+            self.bridge.schedule = BridgeSchedule(schedule.forward.to(device), schedule.backward.to(device))
+
+    def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
+        schedule = self.bridge.schedule
+        with torch.no_grad(), torch.autocast(draws.device.type, enabled=False):
+            numbers = draws.advance(batch)
+            x0, _, _, (operator, y, _) = measure_draws(draws, numbers, self._draw)
+            x1 = operator.to_image(y, (x0.shape[-2], x0.shape[-1]))
+            n = on_device(draws.times(numbers, schedule.length), x0.device, torch.int64)
+            x = schedule.sample(x0, x1, n, draws.noise(numbers, x0.shape))
+            target = schedule.target(x, x0, n)
+        loss = (call(forward, x, n).float() - target).square().mean()
+        return {"loss": loss, "mse": loss.detach()}
+
+    def _draw(self, seed: int, number: int, size: int) -> Draw:
+        return self.mix.draw(np.random.default_rng((seed, 2, number)), size)
+
+    def describe_batch(self) -> str:
+        return f"task {self.bridge.task}"
+
+    @torch.no_grad()
+    def validate(self, crops: Tensor, names: list[str]) -> dict[str, list[float]]:
+        """PSNR and LPIPS of restorations, and of the measurement at image size that they start from."""
+        start, restored = self._restore(crops, names)
+        figures = figures_of(self.bridge.task, restored, crops, self.lpips)
+        return figures | figures_of("measurement", start, crops, self.lpips)
+
+    def _restore(self, crops: Tensor, names: list[str]) -> tuple[Tensor, Tensor]:
+        """y at image size, and the restored pictures; the solver does not use a prior."""
+        task, sigma_y = self.bridge.task, self.settings.sigma_max
+        run, start = example_run(task, sigma_y, crops, names, None, bridge=self.bridge)
+        return start, I2SB().solve(run).float().clamp(-1, 1)
+
+    @torch.no_grad()
+    def pictures(self, crops: Tensor, names: list[str]) -> list[Tensor]:
+        """Truth, y at image size, the network's x̂₀ from it in one step, and the restored picture."""
+        schedule, last = self.bridge.schedule, self.bridge.schedule.length - 1
+        x1, restored = self._restore(crops, names)
+        x0 = schedule.clean(x1, self.bridge(x1, last), last)
+        return list(torch.stack([crops, x1, x0, restored], dim=1).unbind(0))
+
+
+@dataclass
+class DnCNNObjective(Objective):
+    """DnCNN (1608.03981), for pictures in [0, 1]: the squared error of the denoised picture, for one noise level or a
+    range of them."""
+
+    settings: DnCNNSettings
+    network: DnCNN
+    lpips: LPIPS | None = None
+
+    def __post_init__(self) -> None:
+        self.module = self.model = self.network
+        self.folder = PARTS["denoiser"]  # where the solver looks for it
+        high, low = self.settings.sigma, self.settings.sigma_low
+        self.levels = (high if low is None else low, high)
+        for level in self.levels:
+            check_sigma(level)
+        if self.levels[0] > high:
+            raise UserError(f"--sigma-low {low} lies above --sigma {high}; give the smaller number there")
+
+    @classmethod
+    def from_settings(cls, settings: DnCNNSettings) -> "DnCNNObjective":
+        if settings.init is not None:
+            network = DnCNN.from_pretrained(settings.init)
+        else:
+            network = DnCNN(settings.depth, settings.width, settings.sigma)
+        return cls(settings, network, LPIPS("alex"))
+
+    def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
+        with torch.no_grad(), torch.autocast(draws.device.type, enabled=False):
+            crops, numbers = draws.take(batch)
+            clean = to_unit(crops)
+            levels = [np.random.default_rng((draws.seed, 2, n)).uniform(*self.levels) for n in numbers]
+            sigma = on_device(levels, clean.device, torch.float32).view(-1, 1, 1, 1)
+            noisy = clean + sigma * draws.noise(numbers, clean.shape)
+        loss = (forward(noisy).float() - clean).square().mean()
+        return {"loss": loss, "mse": loss.detach()}
+
+    @torch.no_grad()
+    def validate(self, crops: Tensor, names: list[str]) -> dict[str, list[float]]:
+        """PSNR and LPIPS at the network's own noise level, before and after."""
+        noisy, denoised = self._denoise(crops, names)
+        after = figures_of("denoised", denoised, crops, self.lpips)
+        return after | figures_of("noisy", noisy, crops, self.lpips)
+
+    def _denoise(self, crops: Tensor, names: list[str]) -> tuple[Tensor, Tensor]:
+        z = Noise([derive_seed(0, name) for name in names], device=crops.device).normal(crops.shape)
+        noisy = to_unit(crops) + self.network.sigma_y * z
+        return to_internal(noisy), to_internal(self.network(noisy).float())
+
+    @torch.no_grad()
+    def pictures(self, crops: Tensor, names: list[str]) -> list[Tensor]:
+        """Truth, noisy, and denoised."""
+        return list(torch.stack([crops, *self._denoise(crops, names)], dim=1).unbind(0))

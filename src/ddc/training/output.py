@@ -5,15 +5,19 @@ objective, and the counters from which every random number follows. It is writte
 when it is complete, so that `latest` is never broken.
 """
 
+import glob
 import hashlib
 import json
+import math
+import os
+import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -22,72 +26,156 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ddc.consistency import DataConsistency
 from ddc.errors import UserError
-from ddc.priors import Prior
+from ddc.networks import check_fit
+from ddc.priors import DataConsistency, Prior
 from ddc.solvers.bridge import Bridge
-from ddc.solvers.dncnn import DnCNN
+from ddc.solvers.pnp_admm import DnCNN
+from ddc.solvers.posterior import PosteriorDenoiser
 
-LATEST = "latest"
-MODELS: dict[str, Any] = {kind.__name__: kind for kind in (Prior, DataConsistency, Bridge, DnCNN)}
+LATEST, RECORD = "latest", "record.json"
+# what a save writes before it renames; "partial" is that of older versions
+_TEMPORARY = re.compile(rf"\.(step-\d+(-\d+)?|{LATEST})\.[0-9a-f]{{8}}|step-\d+\.partial")
+MODELS: dict[str, Any] = {kind.__name__: kind for kind in (Prior, DataConsistency, PosteriorDenoiser, Bridge, DnCNN)}
 _NOT_TERMS = ("step", "rate", "images_per_second")
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------
 
+State = tuple[dict[str, dict[str, Tensor]], dict[str, Any]]  # the tensors and the record of a checkpoint
+
 
 def write_checkpoint(
     folder: Path, name: str, tensors: dict[str, dict[str, Tensor]], record: dict[str, Any], keep: int = 2
 ) -> Path:
-    """Save a checkpoint and make it the latest; if the disk is full, the previous one stays."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob("*.partial"):
-        shutil.rmtree(stale)
-    partial, final = folder / f"{name}.partial", folder / name
+    """Save a checkpoint and make it the latest. Nothing is removed or overwritten before it is complete."""
+    names = [name, *(f"{name}-{i}" for i in range(1, 1000))]  # a run that began again reaches the same steps
+    partial, final = folder / f".{name}.{uuid4().hex[:8]}", folder / name
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        final = next(folder / name for name in names if not os.path.lexists(folder / name))
         partial.mkdir()
         for part, content in tensors.items():
             flat = {k: v.detach().to("cpu").contiguous() for k, v in content.items()}
             save_file(flat, partial / f"{part}.safetensors")
-        (partial / "record.json").write_text(json.dumps(record, indent=2) + "\n")
-        if final.exists():
-            shutil.rmtree(final)
+        record = record | {"tensors": {part: len(content) for part, content in tensors.items()}}
+        (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+        _settle(partial, partial / RECORD)
         partial.rename(final)
-        pointer = folder / f"{LATEST}.partial-name"
-        pointer.write_text(name + "\n")
+        pointer = folder / f".{LATEST}.{uuid4().hex[:8]}"
+        pointer.write_text(final.name + "\n")
+        _sync(pointer, folder)
         pointer.replace(folder / LATEST)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise UserError(
             f"the checkpoint {final} could not be written ({error}); the previous one is untouched"
         ) from None
-    # by age and not by step: a run that began again has fewer steps than what it replaces
-    complete = sorted(folder.glob("*/record.json"), key=lambda path: path.stat().st_mtime_ns)
-    for old in complete[:-keep] if keep > 0 else []:
-        if old.parent != final:
-            shutil.rmtree(old.parent)
+    _prune(folder, final, keep)
     return final
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint of a run, or None."""
-    pointer = folder / LATEST
-    if not pointer.is_file():
-        return None
-    path = folder / pointer.read_text().strip()
-    return path if (path / "record.json").is_file() else None
+def _settle(folder: Path, model: Path) -> None:
+    """Give the weights in a folder the mode of the file `model`, for safetensors are private, and sync all to the disk."""
+    weights = [*folder.rglob("*.safetensors")]
+    for path in weights:
+        shutil.copymode(model, path)
+    _sync(*weights, model, folder)
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """The tensors and the record of a checkpoint."""
+def _sync(*paths: Path) -> None:
+    for path in paths if os.name != "nt" else ():  # where folders cannot be opened
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _prune(folder: Path, newest: Path, keep: int) -> None:
+    """Remove older checkpoints, and what a killed run left. A folder with other files in it stays."""
+    leftovers = [path for path in folder.iterdir() if _TEMPORARY.fullmatch(path.name)]
+    # by age and not by step: a run that began again has fewer steps than what it replaces
+    for old in _checkpoints(folder)[keep:] if keep > 0 else []:
+        if old != newest and not _foreign(old):
+            leftovers.append(old.rename(folder / f".{old.name}.{uuid4().hex[:8]}"))  # at once, not file by file
+    for path in leftovers:
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+        elif not _foreign(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _foreign(folder: Path) -> bool:
+    """Whether a folder holds anything that is not part of a checkpoint."""
+    return any(path.is_dir() or (path.name != RECORD and path.suffix != ".safetensors") for path in folder.iterdir())
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """All checkpoints of a run that have a record, the newest first."""
+    found = folder.glob(f"[!.]*/{RECORD}")
+    return [path.parent for path in sorted(found, key=lambda p: (p.stat().st_mtime_ns, str(p)), reverse=True)]
+
+
+def read_latest(folder: Path, say: Callable[[str], None]) -> tuple[Path, State] | None:
+    """The checkpoint that `latest` names, or else the newest that is complete; None if there never was one."""
     try:
-        record = json.loads((path / "record.json").read_text())
-        return {p.stem: load_file(p) for p in path.glob("*.safetensors")}, record
-    except (ValueError, OSError, SafetensorError) as error:
+        found, pointer = _checkpoints(folder), folder / LATEST
+        if not found and not pointer.exists() and not [*folder.glob("step-*")]:
+            return None
+        name = pointer.read_bytes().decode(errors="replace").strip() if pointer.is_file() else ""
+    except OSError as error:
         raise UserError(
-            f"the checkpoint {path} cannot be read ({error}); write the name of an older one into "
-            f"{path.parent / LATEST}, or begin again with --no-resume"
+            f"the checkpoints in {folder} cannot be read ({error}); begin again with another --out"
         ) from None
+    named = [path for path in found if path.name == name]
+    problem = f"{LATEST} names no checkpoint" if not named else ""
+    for path in named + [path for path in found if path.name != name]:
+        try:
+            state = read_checkpoint(path)
+        except UserError as error:
+            problem = problem or str(error)
+            continue
+        if problem:
+            say(f"{problem}; {path.name} is used instead")
+        return path, state
+    raise UserError(
+        f"{folder} has no complete checkpoint ({problem}); begin again with another --out, or with --no-resume"
+    )
+
+
+def read_checkpoint(path: Path) -> State:
+    """The tensors and the record of a checkpoint, which must be complete and finite."""
+    try:
+        record = json.loads((path / RECORD).read_text())
+        if not isinstance(record, dict):
+            raise ValueError(f"{RECORD} holds no JSON object")
+        _check_record(record)
+        tensors = {p.stem: load_file(p) for p in path.glob("*.safetensors")}
+        counts = record.get("tensors", {})
+        for part in {"weights", "average", "optimiser", *counts}:
+            if not tensors.get(part) or len(tensors[part]) != counts.get(part, len(tensors[part])):
+                raise ValueError(f"{part}.safetensors is missing or incomplete")
+            for name, tensor in tensors[part].items():
+                if tensor.is_complex() or not tensor.isfinite().all():
+                    raise ValueError(f"{name} in {part}.safetensors is not finite")
+    except (ValueError, RecursionError, OSError, SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"the checkpoint {path} cannot be read ({reason})") from None
+    return tensors, record
+
+
+def _check_record(record: dict[str, Any]) -> None:
+    """Raise ValueError unless a record has what `resume` needs."""
+    positions = record.get("positions", [record.get("position")])
+    whole = [record.get("step"), *(positions if isinstance(positions, list) and positions else [None])]
+    if any(type(number) is not int or not 0 <= number < 2**48 for number in whole):
+        raise ValueError(f"step or position in {RECORD} is not a whole number from 0 on")
+    seconds = record.get("seconds")
+    if type(seconds) not in (int, float) or not 0 <= seconds < 1e12:  # type: ignore[operator]
+        raise ValueError(f"seconds in {RECORD} is not a number from 0 on")
+    if not isinstance(record.get("settings"), dict) or not isinstance(record.get("tensors", {}), dict):
+        raise ValueError(f"settings or tensors in {RECORD} is no JSON object")
 
 
 def weights_fingerprint(module: nn.Module) -> str:
@@ -103,30 +191,54 @@ def weights_fingerprint(module: nn.Module) -> str:
 
 def check_replaceable(folder: Path) -> None:
     """Refuse a folder with files that are not part of an exported model: exporting would delete them."""
+    if folder.is_file():
+        raise UserError(f"{folder} is a file, which would be replaced by a folder; name a new folder")
     ours = ("config.json", "scheduler_config.json", ".safetensors", ".safetensors.index.json")
-    for path in folder.rglob("*") if folder.exists() else ():
-        if not path.is_dir() and not path.name.endswith(ours):
-            raise UserError(
-                f"{folder} would be replaced, but {path.relative_to(folder)} in it is not part of a model; "
-                "name a new folder, or move the file"
-            )
+    try:
+        for path in folder.rglob("*") if folder.exists() else ():
+            if not path.is_dir() and not path.name.endswith(ours):
+                raise UserError(
+                    f"{folder} would be replaced, but {path.relative_to(folder)} in it is not part of a model; "
+                    "name a new folder, or move the file"
+                )
+        inside = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error}); name a new folder") from None
+    if others := inside - {"unet", "scheduler"}:  # the folders of a prior; others are models of their own
+        raise UserError(f"{folder} would be replaced with the folder {min(others)} in it; name a new folder")
+
+
+def recover_model(folder: Path) -> None:
+    """Put back the model that was moved aside when a process was killed between the two renames of an export."""
+    for moved in sorted(folder.parent.glob(f".{glob.escape(folder.name)}.ddc-*/old")):
+        if not folder.exists():
+            moved.rename(folder)
 
 
 @contextmanager
 def _replaced(folder: Path) -> Iterator[Path]:
     """A new folder to write into, which replaces `folder` once it is complete. Only a model is replaced."""
     check_replaceable(folder)
+    temporary = folder.parent / f".{folder.name}.ddc-{uuid4().hex[:8]}"
+    new, old = temporary / "new", temporary / "old"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
-            new, old = Path(temporary, "new"), Path(temporary, "old")
-            new.mkdir()
-            yield new
-            if folder.exists():
-                folder.rename(old)
-            new.rename(folder)
+        recover_model(folder)
+        new.mkdir(parents=True)
+        yield new
+        _settle(new, next(new.rglob("*.json")))
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder} could not be written ({error}); what was there is untouched") from None
+    finally:
+        recover_model(folder)
+        for path in folder.parent.glob(f".{glob.escape(folder.name)}.ddc-*"):
+            with suppress(UserError, OSError):  # of another program's files
+                for part in path.iterdir():
+                    check_replaceable(part)
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def save_model(
@@ -145,17 +257,24 @@ def save_model(
 
 def export_run(run: Path, out: Path, dtype: str = "fp32", shard_mb: float | None = None) -> int:
     """Write the model of a run's latest checkpoint into the folder `out`. Returns the step of the checkpoint."""
-    path = latest_checkpoint(run / "checkpoints")
-    if path is None:
+    if shard_mb is not None and not 0 < shard_mb < math.inf:
+        raise UserError(f"--shard-mb is {shard_mb}; expected a number above 0")
+    found = read_latest(run / "checkpoints", lambda text: print(text, file=sys.stderr))
+    if found is None:
         raise UserError(f"{run} has no checkpoint; expected the --out folder of `ddc train`")
     if (out / "checkpoints").exists():
         raise UserError(f"{out} is a run's folder, which would be replaced; name a new folder")
-    tensors, record = read_checkpoint(path)
-    description = record.get("model", {})
-    if "class" not in description:
+    path, (tensors, record) = found
+    model = record.get("model")
+    kind, folder, remarks = (
+        model.get(key) if isinstance(model, dict) else None for key in ("class", "folder", "remarks")
+    )
+    if kind not in MODELS or not isinstance(folder, str) or not isinstance(remarks, dict):
         raise UserError(f"{path} does not say what network it holds; resume the run once, and export again")
-    model = MODELS[description["class"]].from_pretrained(run / description["folder"])
-    save_model(model, out, tensors["average"], description["remarks"], dtype, shard_mb)
+    recover_model(run / folder)
+    loaded = MODELS[kind].from_pretrained(run / folder)
+    check_fit(getattr(loaded, "unet", loaded), {name: one.shape for name, one in tensors["average"].items()}, path)
+    save_model(loaded, out, tensors["average"], remarks, dtype, shard_mb)
     return int(record["step"])
 
 

@@ -1,8 +1,25 @@
 """The settings of training. This module does not import torch, so that the command line shows them quickly."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
+
+_COUNT, _SHARE = (1, math.inf, "1 or more"), (0, 1, "a number from 0 to 1")
+_ABOVE_0, _FROM_0 = (1e-300, math.inf, "a number above 0"), (0, math.inf, "a number from 0 on")
+# the lowest and highest value of options, and the range in words
+LIMITS: dict[str, tuple[float, float, str]] = {
+    **dict.fromkeys(("steps", "batch_size", "accumulate", "crop", "workers", "save_every", "keep"), _COUNT),
+    **dict.fromkeys(("log_every", "validation_limit", "trajectory_steps", "depth"), _COUNT),
+    **dict.fromkeys(("memory_share", "ema", "noiseless_share", "wide_share", "eight_bit_share"), _SHARE),
+    **dict.fromkeys(("trajectory_share", "sigma", "sigma_low", "sigma_max", "wide_sigma_max"), _SHARE),
+    **dict.fromkeys(
+        ("minutes", "total_minutes", "clip", "export_every_minutes", "shard_mb", "median", "width"), _ABOVE_0
+    ),
+    **dict.fromkeys(("learning_rate", "weight_decay", "seed", "decay_share", "snr_gamma", "holdout"), _FROM_0),
+    **dict.fromkeys(("w_mse", "w_lpips", "w_features", "w_kl", "lpips_shift", "warmup"), _FROM_0),
+    **dict.fromkeys(("betas", "mean_share"), (0, 1 - 1e-9, "a number from 0 to 1, without 1")),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +78,8 @@ class LoopSettings:
     """Seed of all random numbers."""
     resume: bool = True
     """Continue from the latest checkpoint in --out, if there is one; --no-resume starts again."""
+    accept_data: bool = False
+    """Resume although the training pictures have changed since the checkpoint."""
     init: Path | None = None
     """Start from the exported model in this folder; ignored if --out has a checkpoint to resume."""
     save_every: int = 1000
@@ -90,7 +109,16 @@ class LoopSettings:
 
 
 # settings that may change when a run is resumed; the pictures in `data` are compared by themselves
-FREE = {"checkpoints", "compile", "compile_cache", "data", "export_dtype", "export_every_minutes", "keep"}
+FREE = {
+    "accept_data",
+    "checkpoints",
+    "compile",
+    "compile_cache",
+    "data",
+    "export_dtype",
+    "export_every_minutes",
+    "keep",
+}
 FREE |= {"log_every", "memory_share", "minutes", "out", "pictures_every", "resume", "save_every", "shard_mb"}
 FREE |= {"steps", "stream", "total_minutes", "validate_every", "validation_limit", "workers"}
 
@@ -99,7 +127,7 @@ FREE |= {"steps", "stream", "total_minutes", "validate_every", "validation_limit
 class PriorSettings(LoopSettings):
     """Train a prior by denoising (DDPM)."""
 
-    objective = "ddc.training.prior:PriorObjective"
+    objective = "ddc.training.objectives:PriorObjective"
 
     network: str = "compact"
     """Preset (compact, adm-256) or a JSON file with the network's configuration."""
@@ -121,12 +149,12 @@ class MixSettings(LoopSettings):
 
     tasks: str = "sr4,sr8,gauss,inpaint92,jpeg10,denoise"
     """Tasks and ranges of tasks (jpeg5-95, gauss0.5-4, sr2-8, inpaint30-95, disc1-6, motion5-25, box32-128), each with an optional weight and LPIPS weight: inpaint92:weight=3:lpips=0.4."""
+    wide_tasks: str = ""
+    """A second mix of tasks, with its own noise and share."""
     sigma_max: float = 0.05
     """Maximum noise of the measurements, in [0, 1] units; drawn uniformly from 0."""
     noiseless_share: float = 0.0
     """Share of the measurements without noise."""
-    wide_tasks: str = ""
-    """A second mix of tasks, with its own noise and share."""
     wide_share: float = 0.5
     """Share of the measurements from --wide-tasks, if given."""
     wide_sigma_max: float = 0.1
@@ -165,37 +193,37 @@ class DDCSettings(MixSettings):
 class PosteriorSettings(MixSettings):
     """Train a posterior network, for the solver posterior: from the least error to a sample."""
 
-    objective = "ddc.training.posterior:PosteriorObjective"
+    objective = "ddc.training.objectives:PosteriorObjective"
 
-    network: str = "posterior"
-    """Preset (posterior) or a JSON file with the network's configuration."""
     mean_share: float = 0.25
     """Share of the pictures at the first step, where the network predicts the posterior mean."""
     median: float = 0.2
     """Median of the noise levels of the others, which are log-normal, in units of pictures in [-1, 1]."""
     width: float = 1.5
     """Standard deviation of the logarithm of these noise levels."""
+    network: str = "posterior"
+    """Preset (posterior) or a JSON file with the network's configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BridgeSettings(LoopSettings):
     """Train the image-to-image bridge of one task (I²SB), for the solvers i2sb and cddb."""
 
-    objective = "ddc.training.bridge:BridgeObjective"
+    objective = "ddc.training.objectives:BridgeObjective"
 
+    sigma_max: float = 0.0
+    """Maximum noise of the measurements, in [0, 1] units; drawn uniformly from 0."""
     task: str
     """The task, for example sr4 or jpeg10."""
     network: str = "compact"
     """Preset (compact) or a JSON file with the network's configuration."""
-    sigma_max: float = 0.0
-    """Maximum noise of the measurements, in [0, 1] units; drawn uniformly from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DnCNNSettings(LoopSettings):
     """Train the denoiser of the solver pnp-admm (DnCNN)."""
 
-    objective = "ddc.training.dncnn:DnCNNObjective"
+    objective = "ddc.training.objectives:DnCNNObjective"
 
     crop: int = 64
     """Side of the square training crops."""

@@ -5,12 +5,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from ddc.consistency import DataConsistency
 from ddc.fast import prepare_compiler
 from ddc.images import Picture
 from ddc.networks import write_out_norms
 from ddc.perceptual import LPIPS
-from ddc.priors import Prior
+from ddc.priors import DataConsistency, Prior
 from ddc.training.ddc import DDCObjective
 from ddc.training.loop import train
 from ddc.training.settings import DDCSettings

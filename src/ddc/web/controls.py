@@ -1,7 +1,7 @@
 """The controls of the page. Each is one field of a form: its default, its component and what it means are stated here
 once. The page's components, the arguments of its handlers and the commands that it shows are made from these fields."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -12,16 +12,13 @@ from ddc.problems import TASKS
 
 Form = TypeVar("Form")
 
-KINDS = SUPER_RESOLUTION, BLUR, HOLES, JPEG, NOISE = (
-    "Low resolution",
-    "Blur",
-    "Holes",
-    "JPEG artefacts",
-    "Noise",
-)
+KINDS = SUPER_RESOLUTION, BLUR, HOLES, JPEG, NOISE = "Low resolution", "Blur", "Holes", "JPEG artefacts", "Noise"
 SHAPES = SOFT, DISC, LINE = "Soft", "Out of focus", "The camera moved"  # a Gaussian, a disc, a line
-# The tasks that "Try it" offers: those that need no file.
-TRY_TASKS = [name for name in TASKS if name not in ("blur", "inpaint", "custom")]
+WIDTH = "Width, radius or length"
+DEVIATION = "Standard deviation, where black is 0 and white is 1"
+LARGEST_SEED = 2**31
+GUESSING = "Several show where the model is guessing"
+TRY_TASKS = [name for name in TASKS if name not in ("blur", "inpaint", "custom")]  # those that need no file
 
 
 @dataclass(frozen=True)
@@ -31,46 +28,56 @@ class Control:
     component: str  # a component of Gradio
     label: str
     settings: dict[str, Any]  # of the component
-    group: str = "details"  # the part of the form that it belongs to
-    row: str = ""  # controls with the same name here share a row
-    visible: Callable[[Any], bool] = lambda form: True
+    group: str  # the part of the form that it belongs to
+    row: str  # controls with the same name here share a row
+    visible: Callable[[Any], bool]
 
 
-def radio(default: Any, label: str, choices: Sequence[Any], **placing: Any) -> Any:
-    return _field(default, Control("Radio", label, {"choices": choices}, **placing))
-
-
-def dropdown(default: str, label: str, choices: Sequence[Any] = (), **placing: Any) -> Any:
-    return _field(default, Control("Dropdown", label, {"choices": choices}, **placing))
-
-
-def slider(
-    default: float, label: str, span: tuple[float, float, float], info: str | None = None, **placing: Any
+def control(
+    default: Any,
+    component: str,
+    label: str,
+    span: tuple[float, float, float] | None = None,
+    *,
+    group: str = "details",
+    row: str = "",
+    visible: Callable[[Any], bool] = lambda form: True,
+    **settings: Any,
 ) -> Any:
-    """A slider; `span` is its minimum, maximum and step."""
-    settings = {"minimum": span[0], "maximum": span[1], "step": span[2], "info": info}
-    return _field(default, Control("Slider", label, settings, **placing))
+    """A field of a form. `span` is the minimum, the maximum and the step of a slider."""
+    if span:
+        settings |= dict(zip(("minimum", "maximum", "step"), span, strict=True))
+    return field(default=default, metadata={"control": Control(component, label, settings, group, row, visible)})
 
 
-def number(default: int, label: str, **placing: Any) -> Any:
-    return _field(default, Control("Number", label, {"precision": 0}, **placing))
-
-
-def _field(default: Any, control: Control) -> Any:
-    return field(default=default, metadata={"control": control})
-
-
-def controls(form: Any, group: str) -> dict[str, Control]:
-    """The controls of a form's group by the names of their fields, in order."""
+def controls(form: Any, group: str | None = None) -> dict[str, Control]:
+    """The controls of a form, or of one of its groups, by the names of their fields, in order."""
     found = {one.name: one.metadata["control"] for one in fields(form)}
-    return {name: control for name, control in found.items() if control.group == group}
+    return {name: control for name, control in found.items() if group in (None, control.group)}
 
 
-def from_values(form: type[Form], values: Sequence[Any]) -> Form:
-    """A form from the values of its components, in the order of its fields. An empty number is 0."""
-    defaults: list[Any] = [one.default for one in fields(form)]  # type: ignore[arg-type]
-    pairs = zip(values, defaults, strict=True)
-    return form(*(value if isinstance(default, str) else type(default)(value or 0) for value, default in pairs))
+def from_values(form: type[Form], values: Sequence[Any], settings: Mapping[str, dict[str, Any]] | None = None) -> Form:
+    """A form from the values of its components, in the order of its fields. An empty number is 0. A value that the
+    component does not offer is refused; `settings`, by fields, replace those of the controls."""
+    given = zip(fields(form), values, strict=True)  # type: ignore[arg-type]
+    return form(*(_checked(one, value, (settings or {}).get(one.name, {})) for one, value in given))
+
+
+def _checked(one: Any, value: Any, settings: dict[str, Any]) -> Any:
+    control = one.metadata["control"]
+    settings = control.settings | settings
+    offered = [choice[1] if isinstance(choice, tuple) else choice for choice in settings.get("choices", ())]
+    if not isinstance(one.default, str):
+        try:
+            value = type(one.default)(value or 0)
+        except (TypeError, ValueError, OverflowError):
+            raise UserError(f"{control.label} is {str(value)[:40]!r}; expected a number") from None
+    low, high = settings.get("minimum", -LARGEST_SEED), settings.get("maximum", LARGEST_SEED)
+    if offered and value not in offered:
+        raise UserError(f"{str(value)[:40]!r} is not known; expected one of {', '.join(map(str, offered))}")
+    if not isinstance(value, str) and not low <= value <= high and value != one.default:
+        raise UserError(f"{control.label} is {value:g}; expected {low:g} to {high:g}")
+    return value
 
 
 def _is(kind: str, *shapes: str) -> Callable[["Choices"], bool]:
@@ -81,22 +88,22 @@ def _is(kind: str, *shapes: str) -> Callable[["Choices"], bool]:
 class Choices:
     """What a visitor chose for a photo. An upload sets the controls of the groups "kind" and "details"."""
 
-    kind: str = radio(SUPER_RESOLUTION, "What is wrong with it?", KINDS, group="kind")
-    scale: int = radio(4, "Enlarge how many times?", (2, 3, 4, 8), visible=_is(SUPER_RESOLUTION))
-    shape: str = radio(SOFT, "Which blur?", SHAPES, visible=_is(BLUR))
-    blur: float = slider(3.0, "Pixels", (0.5, 30, 0.05), "Width, radius or length", row="blur", visible=_is(BLUR))
-    softness: float = slider(
-        0.0, "Softness", (0, 3, 0.1), "A Gaussian on top", row="blur", visible=_is(BLUR, DISC, LINE)
+    kind: str = control(SUPER_RESOLUTION, "Radio", "What is wrong with it?", choices=KINDS, group="kind")
+    scale: int = control(4, "Radio", "Enlarge how many times?", choices=(2, 3, 4, 8), visible=_is(SUPER_RESOLUTION))
+    shape: str = control(SOFT, "Radio", "Which blur?", choices=SHAPES, visible=_is(BLUR))
+    blur: float = control(3.0, "Slider", "Pixels", (0.5, 30, 0.05), info=WIDTH, row="blur", visible=_is(BLUR))
+    softness: float = control(
+        0.0, "Slider", "Softness", (0, 3, 0.1), info="A Gaussian on top", row="blur", visible=_is(BLUR, DISC, LINE)
     )
-    angle: float = slider(45.0, "Degrees", (0, 180, 1), "Counter-clockwise", row="blur", visible=_is(BLUR, LINE))
-    quality: int = slider(10, "JPEG quality", (1, 100, 1), visible=_is(JPEG))
-    sigma: float = slider(0.0, "Noise", (0, 0.3, 0.001), "Standard deviation, where black is 0 and white is 1")
-    solver: str = dropdown("ddc", "Solver", group="more", row="solver")
-    steps: int = slider(5, "Steps", (1, 1000, 1), group="more", row="solver")
-    seed: int = number(0, "Seed", group="more", row="samples")
-    samples: int = slider(
-        1, "Samples", (1, 8, 1), "Several show where the model is guessing", group="more", row="samples"
+    angle: float = control(
+        45.0, "Slider", "Degrees", (0, 180, 1), info="Counter-clockwise", row="blur", visible=_is(BLUR, LINE)
     )
+    quality: int = control(10, "Slider", "JPEG quality", (1, 100, 1), visible=_is(JPEG))
+    sigma: float = control(0.0, "Slider", "Noise", (0, 0.3, 0.001), info=DEVIATION)
+    solver: str = control("ddc", "Dropdown", "Solver", group="more", row="solver")
+    steps: int = control(5, "Slider", "Steps", (1, 1000, 1), group="more", row="solver")
+    seed: int = control(0, "Number", "Seed", group="more", row="samples", precision=0)
+    samples: int = control(1, "Slider", "Samples", (1, 8, 1), info=GUESSING, group="more", row="samples")
 
     @property
     def task(self) -> str:
@@ -121,27 +128,21 @@ class Choices:
     @property
     def options(self) -> Options:
         """The options of the restoration."""
-        own: Options = {
-            "solver": self.solver,
-            "steps": self.steps,
-            "seed": self.seed,
-            "samples": self.samples,
-        }
-        return {"sigma": self.sigma, **own}
+        return {name: getattr(self, name) for name in ("sigma", "solver", "steps", "seed", "samples")}  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
 class Trial:
     """What a visitor chose to try: a degradation, and two solvers to restore it."""
 
-    task: str = dropdown("sr4", "How to degrade it", [(f"{name}: {TASKS[name]}", name) for name in TRY_TASKS])
-    sigma: float = slider(0.05, "Noise to add", (0, 0.3, 0.005))
-    solver: str = dropdown("ddc", "Solver", row="solver")
-    steps: int = slider(5, "Steps", (1, 1000, 1), row="solver")
-    other: str = dropdown("ddnm", "Compared with", row="other")
-    other_steps: int = slider(20, "Steps", (1, 1000, 1), row="other")
-    longest: int = slider(128, "Longest side in pixels", (64, 512, 32), row="size")
-    seed: int = number(0, "Seed", row="size")
+    task: str = control("sr4", "Dropdown", "How to degrade it", choices=[(f"{t}: {TASKS[t]}", t) for t in TRY_TASKS])
+    sigma: float = control(0.05, "Slider", "Noise to add", (0, 0.3, 0.005))
+    solver: str = control("ddc", "Dropdown", "Solver", row="solver")
+    steps: int = control(5, "Slider", "Steps", (1, 1000, 1), row="solver")
+    other: str = control("ddnm", "Dropdown", "Compared with", row="other")
+    other_steps: int = control(20, "Slider", "Steps", (1, 1000, 1), row="other")
+    longest: int = control(128, "Slider", "Longest side in pixels", (64, 512, 32), row="size")
+    seed: int = control(0, "Number", "Seed", row="size", precision=0)
 
     @property
     def options(self) -> list[Options]:

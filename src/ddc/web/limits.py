@@ -18,6 +18,8 @@ class Limits:
     """Largest number of samples of one picture."""
     megabytes: int = 50
     """Largest upload, in megabytes."""
+    gigabytes: float = 2.0
+    """Room for the files of all visitors together, in gigabytes."""
     queue: int = 20
     """Largest number of visitors who wait at once; further visitors are asked to come back later."""
     keep_minutes: float = 60.0

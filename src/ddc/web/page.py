@@ -1,6 +1,7 @@
 """The page itself: its layout, and the handlers of its events."""
 
 import contextlib
+import functools
 import html
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +11,16 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
+import PIL.Image
 
 from ddc.errors import UserError
+from ddc.formats import open_image
 from ddc.solvers import SOLVERS
-from ddc.web.controls import HOLES, Choices, Trial, controls, from_values
+from ddc.web.controls import HOLES, Choices, Form, Trial, controls, from_values
+from ddc.web.guard import visitor_of
 from ddc.web.service import Progress, Service, Stopped, Visitors
+from ddc.web.shown import Array, view
 from ddc.web.uploads import Upload, inspect, write_clean_examples, write_examples
-from ddc.web.views import Array, view
 
 SHOWN_BY_BROWSERS = {".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp"}
 CANVAS = 768  # pixels of the picture that holes are painted on
@@ -26,16 +30,13 @@ A diffusion model fills in what is missing, and a second network keeps the resul
 The detail that it adds is plausible, not certain; several samples show where it is guessing.
 Pictures stay on the computer that runs this page and are deleted after {minutes:g} minutes."""
 
-# Events that only change what is shown. Those that are not queued work even when the queue is full.
-QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+# Events that only change what is shown. Those that are not queued work even when the queue is full. Handlers check the
+# values themselves, and open files themselves: Gradio would open all formats that Pillow knows.
+RAW: dict[str, Any] = {"api_visibility": "private", "preprocess": False}
+QUIET: dict[str, Any] = {**RAW, "show_progress": "hidden"}
 AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}
 # Events that use the model: one at a time.
-HEAVY: dict[str, Any] = {
-    "api_visibility": "private",
-    "concurrency_limit": 1,
-    "concurrency_id": "model",
-    "trigger_mode": "once",
-}
+HEAVY: dict[str, Any] = {**RAW, "concurrency_limit": 1, "concurrency_id": "model", "trigger_mode": "once"}
 
 
 class RestorationPage:
@@ -56,34 +57,40 @@ class RestorationPage:
     # ------------------------------------------------------------------------------------------------------
     # handlers of "Restore my photo"
 
-    def uploaded(self, data: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    def uploaded(self, request: gr.Request, data: Mapping[str, Any] | None) -> tuple[Any, ...]:
         """→ upload, facts, the fields that are detected, editor, picture."""
         if data is None:
             return self.cleared()
         upload = _as_upload(data)
         try:
-            seen = self._seen(upload)
+            seen = self._seen(request, upload)
         except UserError as error:  # the picture before it goes as well, so that nobody restores what is not shown
             return None, _warn(error), *[gr.skip()] * len(DETECTED), None, None
         return *seen, gr.skip() if upload.path.suffix.lower() in SHOWN_BY_BROWSERS else seen[-1]
 
-    def clicked(self, upload: Upload, choices: Choices) -> tuple[Any, ...]:
+    def clicked(self, request: gr.Request, upload: Upload, choices: Choices) -> tuple[Any, ...]:
         """The same for an example."""
-        return *self._seen(upload, choices), str(upload.path)
+        return *self._seen(request, upload, choices), str(upload.path)
 
     def cleared(self) -> tuple[Any, ...]:
         """The same where there is no picture."""
         return None, "", *[gr.skip()] * len(DETECTED), None, gr.skip()
 
-    def _seen(self, upload: Upload, choices: Choices | None = None) -> tuple[Any, ...]:
+    def _seen(self, request: gr.Request, upload: Upload, choices: Choices | None = None) -> tuple[Any, ...]:
         picture = upload.read(self.work.limits)
         facts, suggested = inspect(upload.name, picture)
         detected = [getattr(choices or suggested, name) for name in DETECTED]
-        return upload, html.escape(facts, quote=False), *detected, view(picture, CANVAS)
+        with self.work.store.room(3 * CANVAS**2):
+            folder = self.work.store.new_folder(visitor_of(request.session_hash))
+            canvas = _stored(folder, "canvas", view(picture, CANVAS))
+        return upload, html.escape(facts, quote=False), *detected, canvas
+
+    def _form(self, form: type[Form], values: Sequence[Any]) -> Form:
+        return from_values(form, values, self.settings)
 
     def visibility(self, *values: Any) -> list[Any]:
         """→ the fields of the group "details", editor."""
-        choices = from_values(Choices, values)
+        choices = self._form(Choices, values)
         visible = [control.visible(choices) for control in controls(Choices, "details").values()]
         return [gr.update(visible=each) for each in (*visible, choices.kind == HOLES)]
 
@@ -91,21 +98,40 @@ class RestorationPage:
         if upload is None:
             return ""
         try:
-            return self.work.forecast(upload, from_values(Choices, values))
+            return self.work.forecast(upload, self._form(Choices, values))
         except UserError as error:
             return f"⚠ {_sentence(str(error))}"
 
-    def restore(self, progress: Progress, upload: Upload, drawn: Any, *values: Any) -> tuple[Any, ...]:
+    def restore(self, visitor: str, progress: Progress, upload: Upload, drawn: Any, *values: Any) -> tuple[Any, ...]:
         """→ slider, summary, uncertainty, files, command, Python."""
-        done = self.work.restore(upload, from_values(Choices, values), painted(drawn), progress)
+        choices = self._form(Choices, values)
+        layers = self._layers(visitor, drawn or {}) if choices.kind == HOLES else []
+        done = self.work.restore(upload, choices, painted(layers), progress, visitor)
+        folder = done.files[0].parent / "shown"
+        uncertain = None if done.uncertainty is None else _stored(folder, "uncertainty", done.uncertainty)
         return (
-            (done.before, done.after),
+            (_stored(folder, "before", done.before), _stored(folder, "after", done.after)),
             _with_notes(done.summary, done.notes),
-            gr.update(value=done.uncertainty, visible=done.uncertainty is not None),
+            gr.update(value=uncertain, visible=uncertain is not None),
             gr.update(value=[str(path) for path in done.files], visible=True),
             done.command,
             done.python,
         )
+
+    def _layers(self, visitor: str, drawn: Mapping[str, Any]) -> list[Array]:
+        """The layers of a painting: files that the editor sent by themselves, or that the event names."""
+        name = drawn.get("id")
+        sent = sorted((self.work.store.home(visitor) / f"painted-{name}").glob("*.png")) if name else []
+        paths = sent or [Path(layer["path"]) for layer in drawn.get("layers") or []]
+        layers = []
+        for path in paths:
+            self.work.limits.check_size(*Upload(path, "the painting").size())
+            try:
+                with open_image(path) as image:
+                    layers.append(np.asarray(image.convert("RGBA")))
+            except Exception:  # whatever the decoder raises
+                raise UserError("the painting is damaged; paint it again") from None
+        return layers
 
     # ------------------------------------------------------------------------------------------------------
     # handlers of "Try it"
@@ -122,15 +148,17 @@ class RestorationPage:
             return None, None
         return upload, gr.skip()
 
-    def compare(self, progress: Progress, upload: Upload, *values: Any) -> tuple[Any, ...]:
+    def compare(self, visitor: str, progress: Progress, upload: Upload, *values: Any) -> tuple[Any, ...]:
         """→ clean, measured, first, second, table, files, commands."""
-        trial = from_values(Trial, values)
-        done = self.work.compare(upload, trial, progress)
+        trial = self._form(Trial, values)
+        done = self.work.compare(upload, trial, progress, visitor)
+        folder = done.files[0].parent / "shown"
+        first, second = (_stored(folder, f"result{index}", shown) for index, shown in enumerate(done.results))
         return (
-            done.clean,
-            done.measured,
-            gr.update(value=done.results[0], label=trial.solver),
-            gr.update(value=done.results[1], label=trial.other),
+            _stored(folder, "clean", done.clean),
+            _stored(folder, "measured", done.measured),
+            gr.update(value=first, label=trial.solver),
+            gr.update(value=second, label=trial.other),
             _with_notes(done.table, done.notes),
             gr.update(value=[str(path) for path in done.files], visible=True),
             done.command,
@@ -150,15 +178,17 @@ class RestorationPage:
             if values[0] is None:
                 text = "Upload a picture first, or click an example."
                 raise gr.Error(text, title="No picture", print_exception=False)
-            report = self.visitors.begin(str(request.session_hash), lambda share, text: progress(share, desc=text))
+            session = str(request.session_hash)
+            report = self.visitors.begin(session, lambda share, text: progress(share, desc=text))
             try:
-                return handler(report, *values)
+                return handler(visitor_of(session), report, *values)
             except Stopped as stopped:  # the page stays as it was
                 gr.Info(_sentence(str(stopped)))
                 return gr.skip()
             except UserError as error:
-                text = _sentence(str(error))
-                raise gr.Error(text, title="That did not work", duration=20, print_exception=False) from None
+                raise _refused(error) from None
+            finally:
+                self.visitors.stop(session)
 
         event.__name__ = handler.__name__
         return event
@@ -180,7 +210,7 @@ class RestorationPage:
 
     def _build_restore(self) -> None:
         upload, form = gr.State(), replace(Choices(), **self.first)
-        examples = write_examples(self.work.folder / "examples" / "restore")
+        examples = write_examples(self.work.store.examples / "restore")
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=360):
                 picture = _picture_input("Your picture", "picture")
@@ -200,20 +230,18 @@ class RestorationPage:
 
         values = list(fields.values())
         seen = [upload, facts, *(fields[name] for name in DETECTED), editor, picture]
-        told: dict[str, Any] = {
-            "fn": self.forecast,
-            "inputs": [upload, *values],
-            "outputs": forecast,
-            **AT_ONCE,
-        }
-        # preprocess=False passes the file as it is, so that Gradio does not open it. Uploads are queued, because only
-        # queued events can show a warning.
-        picture.upload(self.uploaded, picture, seen, preprocess=False, **QUIET).then(**told)
+        told: dict[str, Any] = {"fn": self.forecast, "inputs": [upload, *values], "outputs": forecast, **AT_ONCE}
+        # Uploads are queued, because only queued events can show a warning.
+        picture.upload(self.uploaded, picture, seen, **QUIET).then(**told)
         picture.clear(self.cleared, None, seen, **AT_ONCE).then(**told)
-        gallery.click(lambda index: self.clicked(*examples[index]), gallery, seen, **AT_ONCE).then(**told)
+
+        def example(request: gr.Request, index: Any) -> tuple[Any, ...]:
+            return self.clicked(request, *_chosen(examples, index))
+
+        gallery.click(_telling(example), gallery, seen, **AT_ONCE).then(**told)
         details = [fields[name] for name in controls(Choices, "details")]
         for name in ("kind", "shape"):
-            fields[name].change(self.visibility, values, [*details, editor], **AT_ONCE)
+            fields[name].change(_telling(self.visibility), values, [*details, editor], **AT_ONCE)
         _follow_solver(fields["solver"], fields["steps"])
         for field in values:
             field.change(trigger_mode="always_last", **told)
@@ -224,7 +252,7 @@ class RestorationPage:
 
     def _build_compare(self) -> None:
         upload, form = gr.State(), replace(Trial(), **self.first)
-        examples = write_clean_examples(self.work.folder / "examples" / "try")
+        examples = write_clean_examples(self.work.store.examples / "try")
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=360):
                 picture = _picture_input("A clean picture", "clean")
@@ -236,9 +264,13 @@ class RestorationPage:
             with gr.Column(scale=1, min_width=360):
                 results = _compare_results()
 
-        picture.upload(self.try_uploaded, picture, [upload, picture], preprocess=False, **QUIET)
+        def example(index: Any) -> tuple[Any, ...]:
+            chosen = _chosen(examples, index)
+            return chosen, str(chosen.path)
+
+        picture.upload(self.try_uploaded, picture, [upload, picture], **QUIET)
         picture.clear(lambda: None, None, upload, **AT_ONCE)
-        gallery.click(lambda index: (examples[index], str(examples[index].path)), gallery, [upload, picture], **AT_ONCE)
+        gallery.click(_telling(example), gallery, [upload, picture], **AT_ONCE)
         _follow_solver(fields["solver"], fields["steps"])
         _follow_solver(fields["other"], fields["other_steps"])
         event = self._heavy(self.compare)
@@ -326,7 +358,7 @@ def _downloads(*languages: str) -> list[Any]:
 
 def _follow_solver(solver: Any, steps: Any) -> None:
     """Choosing a solver sets the steps to its own number."""
-    solver.change(lambda name: SOLVERS[name]().steps, solver, steps, **AT_ONCE)
+    solver.change(lambda name: SOLVERS[name]().steps if name in SOLVERS else gr.skip(), solver, steps, **AT_ONCE)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -338,12 +370,42 @@ def _as_upload(data: Mapping[str, Any]) -> Upload:
     return Upload(path, Path(str(data.get("orig_name") or path.name)).name)
 
 
-def painted(drawn: Mapping[str, Any] | None) -> Array | None:
-    """Where the brush was, from the editor's layers: (h, w), above 0."""
-    layers = [layer for layer in (drawn or {}).get("layers", []) if layer is not None and layer.ndim == 3]
-    if not layers:
-        return None
-    return np.max([layer[:, :, 3] for layer in layers], axis=0)
+def painted(layers: Sequence[Array]) -> Array | None:
+    """Where the brush was, from the layers (h, w, 4) of the editor: (h, w), above 0."""
+    if len({layer.shape for layer in layers}) > 1:
+        raise UserError("the layers of the painting differ in size; paint it again")
+    return np.max([layer[:, :, 3] for layer in layers], axis=0) if layers else None
+
+
+def _stored(folder: Path, name: str, pixels: Array) -> str:
+    """The path of a file with these pixels."""
+    folder.mkdir(exist_ok=True)
+    PIL.Image.fromarray(pixels).save(folder / f"{name}.png")
+    return str(folder / f"{name}.png")
+
+
+def _chosen(examples: Sequence[Any], index: Any) -> Any:
+    if type(index) is not int or not 0 <= index < len(examples):
+        raise UserError(f"there is no example {index}")
+    return examples[index]
+
+
+def _telling(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """A handler whose refusals are shown to the visitor."""
+
+    @functools.wraps(handler)
+    def event(*values: Any) -> Any:
+        try:
+            return handler(*values)
+        except UserError as error:
+            raise _refused(error) from None
+
+    return event
+
+
+def _refused(error: UserError) -> gr.Error:
+    text = _sentence(str(error))
+    return gr.Error(text, title="That did not work", duration=20, print_exception=False)
 
 
 def _with_notes(text: str, notes: list[str]) -> str:

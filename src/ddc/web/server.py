@@ -3,23 +3,20 @@ while the page runs and removed when it ends."""
 
 import contextlib
 import errno
-import os
 import signal
 import socket
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import webbrowser
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import PIL.Image
 
 from ddc.errors import UserError
 from ddc.pipeline import RestorationPipeline
+from ddc.web.folders import Store, private_folder
 from ddc.web.limits import Limits
 from ddc.web.service import Service
-from ddc.web.uploads import remove_old
 
 CSS = """
 .gradio-container { max-width: 1280px !important; margin: 0 auto !important; }
@@ -32,17 +29,8 @@ footer { display: none !important; }
 """
 
 
-@contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
-    """A folder that only this user can read, for all files that Gradio and the page write; removed at the end."""
-    before = {key: value for key, value in os.environ.items() if key == "GRADIO_TEMP_DIR"}
-    with tempfile.TemporaryDirectory(prefix="ddc-web-", ignore_cleanup_errors=True) as name:
-        os.environ |= {"GRADIO_TEMP_DIR": name, "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1"}
-        try:
-            yield Path(name).resolve()
-        finally:
-            del os.environ["GRADIO_TEMP_DIR"]
-            os.environ |= before
+CONNECTIONS = 500  # at once; each open tab has two
+SESSIONS = 500  # whose settings are remembered
 
 
 @contextlib.contextmanager
@@ -56,35 +44,23 @@ def pillow_limit(megapixels: float) -> Iterator[None]:
         PIL.Image.MAX_IMAGE_PIXELS = before
 
 
-@contextlib.contextmanager
-def cleaning(folder: Path, minutes: float) -> Iterator[None]:
-    """Delete old files in the background, except for the examples."""
-    ended = threading.Event()
-
-    def clean() -> None:
-        while not ended.wait(60):
-            remove_old(folder, minutes, keep=(folder / "examples",))
-
-    threading.Thread(target=clean, daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
-
-
-def free_port(host: str, port: int | None) -> int:
-    """The given port, or the first free one from 7860 on; one that cannot be used is refused."""
+def listen(host: str, port: int | None) -> socket.socket:
+    """A socket on the given port, or on the first free one from 7860 on; one that cannot be used is refused."""
     if port is not None and not 1 <= port <= 65535:
         raise UserError(f"the port is {port}; expected 1024 to 65535")
     for candidate in [port] if port is not None else range(7860, 7960):
+        bound = None
         try:
             found = socket.getaddrinfo(host, candidate, type=socket.SOCK_STREAM)
             family, kind, protocol, _, address = found[0]
-            with socket.socket(family, kind, protocol) as trial:
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                trial.bind(address)
-            return candidate
+            bound = socket.socket(family, kind, protocol)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            bound.listen()
+            return bound
         except OSError as error:
+            if bound is not None:
+                bound.close()
             if error.errno != errno.EADDRINUSE:
                 raise UserError(
                     f"{host} port {candidate} cannot be used ({error}); expected an address of this computer, "
@@ -97,54 +73,58 @@ def serve(
     pipe: RestorationPipeline,
     limits: Limits,
     host: str,
-    port: int | None,
+    bound: socket.socket,
+    allowed_hosts: Sequence[str] = (),
     open_browser: bool = False,
-    wait: Callable[[Any], None] | None = None,
+    started: Callable[[Any, Any], None] = lambda server, page: None,
 ) -> None:
-    """Show the page until interrupted. `wait` (for tests) is given the running page; the page ends when it returns."""
+    """Show the page until interrupted. `started` (for tests) is given the server and the page."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)  # so that services, which send it, leave no files behind
-    with private_folder() as folder, pillow_limit(limits.megapixels):
+        if hasattr(signal, "SIGHUP"):  # a closed terminal
+            signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+    with bound, private_folder() as folder, pillow_limit(limits.megapixels):
         try:
+            import fastapi
             import gradio as gr
+            import uvicorn
         except ImportError:
             raise UserError("the web page needs another package: pip install 'deep-data-consistency[web]'") from None
+        from ddc.web.guard import Guard
         from ddc.web.page import RestorationPage
 
-        work = Service(pipe, limits, folder)
+        store = Store(folder, limits.gigabytes)
+        work = Service(pipe, limits, store)
         work.warm_up()
         page = RestorationPage(work).build()
-        try:
-            with cleaning(folder, limits.keep_minutes):
-                _, url, _ = page.launch(
-                    server_name=host,
-                    server_port=free_port(host, port),
-                    inbrowser=open_browser,
-                    prevent_thread_lock=True,
-                    share=False,
-                    quiet=True,
-                    show_error=False,
-                    max_file_size=limits.megabytes * 2**20,
-                    allowed_paths=[],
-                    ssr_mode=False,
-                    mcp_server=False,
-                    enable_monitoring=False,
-                    run_history=False,
-                    footer_links=[],
-                    theme=gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
-                    css=CSS,
-                )
-                print(f"the page is at {url} (stop it with Ctrl-C)", flush=True)
-                (wait or _until_closed)(page)
-        except KeyboardInterrupt:
-            print("the page is closed")
-        finally:
-            page.close(verbose=False)
-
-
-def _until_closed(page: Any) -> None:
-    while page.is_running:
-        time.sleep(0.5)
+        page.state_session_capacity = SESSIONS
+        app = gr.mount_gradio_app(
+            fastapi.FastAPI(openapi_url=None),
+            page,
+            path="/",
+            show_error=False,
+            ssr_mode=False,
+            mcp_server=False,
+            enable_monitoring=False,
+            run_history=False,
+            footer_links=[],
+            theme=gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+            css=CSS,
+        )
+        # h11 limits the size of headers; uvicorn's other parser does not
+        settings: dict[str, Any] = {"log_level": "warning", "server_header": False, "ws": "none", "http": "h11"}
+        settings |= {"limit_concurrency": CONNECTIONS, "timeout_keep_alive": 10, "timeout_graceful_shutdown": 1}
+        guard = Guard(app, page, store, limits, host, allowed_hosts)
+        server = uvicorn.Server(uvicorn.Config(guard, **settings))
+        name = "localhost" if guard.any_address else f"[{host}]" if ":" in host else host
+        url = f"http://{name}:{bound.getsockname()[1]}/"
+        with store.cleaning(limits.keep_minutes), contextlib.suppress(KeyboardInterrupt):
+            print(f"the page is at {url} (stop it with Ctrl-C)", flush=True)
+            if open_browser:
+                webbrowser.open(url)
+            started(server, page)
+            server.run(sockets=[bound])
+        print("the page is closed")
 
 
 def _interrupt(*_: Any) -> None:

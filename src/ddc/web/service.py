@@ -2,7 +2,6 @@
 Gradio."""
 
 import threading
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,24 +13,23 @@ from torch import Tensor
 
 from ddc.degrade import degrade
 from ddc.errors import UserError
-from ddc.evaluation.metrics import psnr
 from ddc.images import Picture, to_internal
 from ddc.jobs import Options, Request
-from ddc.models import find_part, part_names
 from ddc.notation import duration
 from ddc.operators.base import Operator, Size
-from ddc.perceptual import LPIPS
-from ddc.pipeline import RestorationPipeline, RestorationResult
+from ddc.perceptual import LPIPS, psnr
+from ddc.pipeline import RestorationPipeline, RestorationResult, find_part, part_names
 from ddc.problems import TASKS, Task
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Solver, make_solver
 from ddc.solvers.gradients import GradientSolver
 from ddc.tiling import plan_for
+from ddc.web import shown
 from ddc.web.controls import TRY_TASKS, Choices, Trial
+from ddc.web.folders import Store
 from ddc.web.limits import Limits
-from ddc.web.snippets import command_line, python_code, result_name, trial_commands
+from ddc.web.shown import Array, heat_map, heat_maximum, resized, view
 from ddc.web.uploads import Upload
-from ddc.web.views import Array, heat_map, heat_maximum, resized, view
 
 Progress = Callable[[float, str], None]
 
@@ -92,11 +90,11 @@ class ShownComparison:
 
 @dataclass
 class Service:
-    """A model, the limits, and a folder for results."""
+    """A model, the limits, and a place for results."""
 
     pipe: RestorationPipeline
     limits: Limits
-    folder: Path
+    store: Store
     lock: threading.Lock = field(default_factory=threading.Lock)  # one restoration at a time
     rates: dict[str, float] = field(default_factory=dict)  # seconds per evaluation and megapixel, by solver
     lpips: LPIPS | None = None
@@ -116,14 +114,19 @@ class Service:
 
     def forecast(self, upload: Upload, choices: Choices) -> str:
         """One sentence about the size and the time of a restoration; one that cannot work is refused."""
+        height, width, seconds = self._expected(upload, choices)
+        tiles = " It is large, so it is restored in tiles." if max(height, width) > self.pipe.tile else ""
+        return f"The result will have {width} × {height} pixels and take about {duration(seconds)}.{tiles}"
+
+    def _expected(self, upload: Upload, choices: Choices) -> tuple[int, int, float]:
+        """The height, the width and the seconds of a restoration; one that cannot work is refused."""
         self.limits.check_samples(choices.samples)
         solver, operator = _checked(choices.task, upload.size(), choices.options)
         height, width = (side * operator.scale for side in upload.size())
         self.limits.check_size(height, width)
         seconds = self.expected_seconds((height, width), operator, solver, choices.samples)
         self.limits.check_time(seconds)
-        tiles = " It is large, so it is restored in tiles." if max(height, width) > self.pipe.tile else ""
-        return f"The result will have {width} × {height} pixels and take about {duration(seconds)}.{tiles}"
+        return height, width, seconds
 
     def expected_seconds(self, size: Size, operator: Operator, solver: Solver, samples: int = 1) -> float:
         """The time of a restoration to `size`, by the speed of earlier ones."""
@@ -161,33 +164,35 @@ class Service:
         choices: Choices,
         painted: Array | None = None,
         progress: Progress = lambda share, text: None,
+        visitor: str = "visitor",
     ) -> ShownRestoration:
         """Restore an upload. `painted` (h, w) is above 0 where the brush was, at any size."""
         picture = upload.read(self.limits)
-        self.forecast(upload, choices)
-        mask = _mask(picture, painted) if choices.task == "inpaint" else None
-        text = f"Restoring ({choices.samples} samples)" if choices.samples > 1 else "Restoring"
-        progress(0.0, text)
-        options: Options = {**choices.options, "names": [upload.name], "mask": mask}
-        options["progress"] = lambda share: progress(share, text)
-        result = self._run(picture, choices.task, options)
-        after = view(result.picture)
-        height, width = after.shape[:2]
-        std = result.std[0] if choices.samples > 1 else None
-        return ShownRestoration(
-            before=resized(view(picture), height, width),
-            after=after,
-            uncertainty=None if std is None else resized(heat_map(std), height, width),
-            files=self._write(upload, result, mask),
-            summary=_summary(result, choices, std),
-            notes=[upload.rename(note) for note in result.notes[0]],
-            command=command_line(upload.name, choices, mask is not None),
-            python=python_code(upload.name, choices, mask is not None),
-        )
+        height, width, _ = self._expected(upload, choices)
+        with self.store.room(3 * height * width * (choices.samples + 4)):  # the files and what is shown of them
+            mask = _mask(picture, painted) if choices.task == "inpaint" else None
+            text = f"Restoring ({choices.samples} samples)" if choices.samples > 1 else "Restoring"
+            progress(0.0, text)
+            options: Options = {**choices.options, "names": [upload.name], "mask": mask}
+            options["progress"] = lambda share: progress(share, text)
+            result = self._run(picture, choices.task, options)
+            after = view(result.picture)
+            height, width = after.shape[:2]
+            std = result.std[0] if choices.samples > 1 else None
+            return ShownRestoration(
+                before=resized(view(picture), height, width),
+                after=after,
+                uncertainty=None if std is None else resized(heat_map(std), height, width),
+                files=self._write(upload, result, mask, visitor),
+                summary=_summary(result, choices, std),
+                notes=[upload.rename(note) for note in result.notes[0]],
+                command=shown.command_line(upload.name, choices, mask is not None),
+                python=shown.python_code(upload.name, choices, mask is not None),
+            )
 
-    def _write(self, upload: Upload, result: RestorationResult, mask: Tensor | None) -> list[Path]:
+    def _write(self, upload: Upload, result: RestorationResult, mask: Tensor | None, visitor: str) -> list[Path]:
         """Write the files that `ddc restore` would write, and the mask."""
-        target = self._new_folder() / result_name(upload.name)
+        target = self.store.new_folder(visitor) / shown.result_name(upload.name)
         pictures = {target: result.mean[0]}
         if len(result.samples[0]) > 1:
             for number, sample in enumerate(result.samples[0], 1):
@@ -198,16 +203,16 @@ class Service:
             picture.write(path)
         return list(pictures)
 
-    def _new_folder(self) -> Path:
-        """A folder for one visitor's results, with a name that cannot be guessed."""
-        folder = self.folder / uuid.uuid4().hex
-        folder.mkdir(parents=True)
-        return folder
-
     # ------------------------------------------------------------------------------------------------------
     # "Try it"
 
-    def compare(self, upload: Upload, trial: Trial, progress: Progress = lambda share, text: None) -> ShownComparison:
+    def compare(
+        self,
+        upload: Upload,
+        trial: Trial,
+        progress: Progress = lambda share, text: None,
+        visitor: str = "visitor",
+    ) -> ShownComparison:
         """Degrade a clean picture and restore it with two solvers."""
         if trial.task not in TRY_TASKS:
             raise UserError(f"the task {trial.task!r} is not offered; expected one of {', '.join(TRY_TASKS)}")
@@ -215,37 +220,38 @@ class Service:
         clean = Picture(view(picture, trial.longest), grey=picture.grey)
         checked = [_checked(trial.task, clean.size, options) for options in trial.options]
         self.limits.check_time(sum(self.expected_seconds(clean.size, operator, solver) for solver, operator in checked))
-        measured = degrade(clean, trial.task, trial.sigma, trial.seed, "clean.png", floating=True)
-        folder = self._new_folder()
-        files = [folder / "clean.png", folder / "measured.npy"]
-        clean.write(files[0])
-        measured.write(files[1])
-        rows, pictures, notes = [], [], []
-        for index, ((solver, _), options) in enumerate(zip(checked, trial.options, strict=True)):
-            text = f"Solver {index + 1} of 2: {solver.name}"
+        with self.store.room(50 * clean.size[0] * clean.size[1]):  # one file is of 12 bytes a pixel
+            measured = degrade(clean, trial.task, trial.sigma, trial.seed, "clean.png", floating=True)
+            folder = self.store.new_folder(visitor)
+            files = [folder / "clean.png", folder / "measured.npy"]
+            clean.write(files[0])
+            measured.write(files[1])
+            rows, pictures, notes = [], [], []
+            for index, ((solver, _), options) in enumerate(zip(checked, trial.options, strict=True)):
+                text = f"Solver {index + 1} of 2: {solver.name}"
 
-            def report(share: float, index: int = index, text: str = text) -> None:
-                progress((index + share) / 2, text)
+                def report(share: float, index: int = index, text: str = text) -> None:
+                    progress((index + share) / 2, text)
 
-            report(0.0)
-            named: Options = {**options, "names": ["measured.npy"], "progress": report}
-            result = self._run(measured, trial.task, named)
-            files.append(folder / f"restored_{index + 1}_{solver.name}.png")
-            result.picture.write(files[-1])
-            pictures.append(view(result.picture)[: clean.size[0], : clean.size[1]])
-            notes += [note for note in result.notes[0] if note not in notes]
-            rows.append(self._row(clean, result, solver))
-        columns = ("solver", "steps", "evaluations", "PSNR ↑", "LPIPS ↓", "time")
-        lines = [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
-        return ShownComparison(
-            clean=view(clean),
-            measured=resized(view(measured), *clean.size, PIL.Image.Resampling.NEAREST),
-            results=pictures,
-            table="\n".join(lines),
-            notes=notes,
-            files=files,
-            command=trial_commands(trial, [file.name for file in files[2:]]),
-        )
+                report(0.0)
+                named: Options = {**options, "names": ["measured.npy"], "progress": report}
+                result = self._run(measured, trial.task, named)
+                files.append(folder / f"restored_{index + 1}_{solver.name}.png")
+                result.picture.write(files[-1])
+                pictures.append(view(result.picture)[: clean.size[0], : clean.size[1]])
+                notes += [note for note in result.notes[0] if note not in notes]
+                rows.append(self._row(clean, result, solver))
+            columns = ("solver", "steps", "evaluations", "PSNR ↑", "LPIPS ↓", "time")
+            lines = [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
+            return ShownComparison(
+                clean=view(clean),
+                measured=resized(view(measured), *clean.size, PIL.Image.Resampling.NEAREST),
+                results=pictures,
+                table="\n".join(lines),
+                notes=notes,
+                files=files,
+                command=shown.trial_commands(trial, [file.name for file in files[2:]]),
+            )
 
     def _row(self, clean: Picture, result: RestorationResult, solver: Solver) -> tuple[str, ...]:
         """The row of one solver in the table."""

@@ -1,7 +1,6 @@
-"""Visitors' files: reading them with care, finding out what is wrong with them, and deleting them. Also the examples."""
+"""Visitors' files: reading them with care, and finding out what is wrong with them. Also the examples."""
 
 import re
-import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +39,7 @@ class Upload:
                 with open_image(self.path) as image:
                     width, height = image.size
                     # only for the formats of cameras: reading the EXIF data of a PNG decodes it
-                    turned = image.format in ("JPEG", "MPO") and image.getexif().get(0x0112, 1) in (
-                        5,
-                        6,
-                        7,
-                        8,
-                    )
+                    turned = image.format in ("JPEG", "MPO") and image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
                     return (width, height) if turned else (height, width)
         except PIL.Image.DecompressionBombError as error:
             pixels = int(re.findall(r"\d+", str(error))[0])
@@ -53,7 +47,7 @@ class Upload:
                 f"{self.name} claims {pixels / 1e6:.0f} megapixels, far more than this page takes. Make it smaller, "
                 "or use `ddc restore`, which takes any size"
             ) from None
-        except (PIL.UnidentifiedImageError, OSError, ValueError, SyntaxError):
+        except Exception:  # whatever the decoder raises
             return self._decoded().size  # says what is wrong with it, or reads a format that Pillow does not
 
     def read(self, limits: Limits) -> Picture:
@@ -71,6 +65,9 @@ class Upload:
             return Picture.read(self.path)
         except UserError as error:
             raise UserError(self.rename(str(error)).replace(READABLE, SHOWABLE)) from None
+        except Exception as error:  # whatever the decoder raises, the visitor is told in a sentence
+            reason = type(error).__name__
+            raise UserError(f"{self.name} is damaged or unusual ({reason}); save it again, as a PNG") from None
 
     def rename(self, text: str) -> str:
         """The text with the visitor's name for the file."""
@@ -107,19 +104,6 @@ def inspect(name: str, picture: Picture) -> tuple[str, Choices]:
         sigma=round(found.task_sigma, 3) if found.noisy else 0.0,
     )
     return ", ".join(facts) + ".", choices
-
-
-def remove_old(folder: Path, minutes: float, keep: tuple[Path, ...] = ()) -> None:
-    """Delete the files of a folder that are older than this, and the folders that become empty."""
-    before = time.time() - 60 * minutes
-    for path in sorted(folder.rglob("*"), reverse=True):  # the content of a folder before the folder
-        if any(path == kept or kept in path.parents for kept in keep):
-            continue
-        try:
-            if path.lstat().st_mtime < before:
-                path.rmdir() if path.is_dir() else path.unlink()
-        except OSError:  # it is not empty, or already gone
-            continue
 
 
 def write_examples(folder: Path) -> list[tuple[Upload, Choices]]:

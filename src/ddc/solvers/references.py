@@ -1,6 +1,7 @@
-"""Unconditional sampling (Ho et al. 2020, arXiv 2006.11239; DDIM, Song et al. 2021, arXiv 2010.02502).
+"""References: A†y, the pseudo-inverse alone, which every solver should beat, and unconditional sampling.
 
-The loop of every other solver without its data-consistency line: only the size of y is used.
+Unconditional sampling (Ho et al. 2020, arXiv 2006.11239; DDIM, Song et al. 2021, arXiv 2010.02502) is the loop of every
+other solver without its data-consistency line: only the size of y is used.
 """
 
 from dataclasses import dataclass
@@ -9,9 +10,34 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ddc.errors import UserError
 from ddc.operators.base import Operator
-from ddc.schedule import Spacing
+from ddc.priors import Spacing
 from ddc.solvers.base import Run, Solver
+
+
+@dataclass(frozen=True)
+class PseudoInverse(Solver):
+    """A†y without any network; y itself for JPEG."""
+
+    name: ClassVar[str] = "pinv"
+    operators: ClassVar[type] = Operator
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    steps: int = 1
+    """Always 1: nothing is repeated."""
+
+    def __post_init__(self) -> None:
+        self.check_settings()
+        if self.steps != 1:
+            raise UserError(f"pinv has one step, not {self.steps}; leave its steps out")
+
+    @torch.no_grad()
+    def solve(self, run: Run) -> Tensor:
+        x = run.pseudo_inverse()
+        for _ in run.steps([(0, -1)]):
+            run.show(x)
+        return x
 
 
 @dataclass(frozen=True)

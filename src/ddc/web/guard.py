@@ -1,0 +1,446 @@
+"""What stands between the network and Gradio. It answers to known hosts and to pages of its own origin alone, tells
+visitors apart, stores and serves their files, and passes on only what the page itself would send."""
+
+import asyncio
+import hashlib
+import ipaddress
+import json
+import math
+import re
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+
+from ddc.errors import UserError
+from ddc.web.folders import ALIAS, Store
+from ddc.web.limits import Limits
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+EVERY_ADDRESS = {"0.0.0.0", "::", ""}
+COOKIE = "ddc-visitor"
+API = "/gradio_api/"
+# What the page asks for. All other addresses of Gradio are closed.
+PAGES = {"/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/robots.txt", f"{API}info", f"{API}app_id"}
+STATIC = ("/assets/", "/static/", "/svelte/")
+HEADERS = {b"host", b"accept", b"accept-encoding", b"content-type", b"x-forwarded-proto", b"if-none-match", b"range"}
+SECURE = {
+    "content-security-policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; object-src 'none'; "
+    "base-uri 'self'; form-action 'self'; frame-ancestors 'self'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+}
+IMAGES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".jfif": "image/jpeg"} | {
+    ".webp": "image/webp",
+    ".bmp": "image/bmp",
+}
+LARGEST_ORDER, ORDER_SECONDS = 256 * 1024, 8  # of the JSON that the page sends
+LARGEST_LAYER = 8 * 2**20  # bytes of a painted layer
+UPLOAD_SECONDS, IDLE_SECONDS = 300, 8  # an upload may take that long, and pause that long
+UPLOADS = 32  # at once
+SESSION = re.compile(r"[A-Za-z0-9_-]{1,64}")
+VISITOR_LENGTH = 32
+
+
+class Refusal(Exception):
+    """A request that is not answered, and the sentence that says why."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Guard:
+    """An ASGI application around Gradio's."""
+
+    def __init__(self, app: Any, page: Any, store: Store, limits: Limits, host: str, names: Iterable[str] = ()) -> None:
+        self.app, self.page, self.store, self.limits = app, page, store, limits
+        self.any_address = host in EVERY_ADDRESS
+        self.hosts = {name.strip("[]").lower() for name in (host, *names)} - EVERY_ADDRESS
+        if self.any_address or self.hosts & LOOPBACK:
+            self.hosts |= LOOPBACK
+        if self.any_address:
+            self.hosts |= {socket.gethostname().lower()}
+        self.uploads = 0
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            try:
+                await self._answer(Request(scope, receive), receive, send)
+            except Refusal as refusal:
+                text, plain = str(refusal), scope["path"] == f"{API}upload"
+                answer = PlainTextResponse if plain else lambda text, status: JSONResponse({"detail": text}, status)
+                # what was not read of a refused request would be taken for the next one
+                end = {"connection": "close"} if scope["method"] == "POST" else {}
+                await answer(text, refusal.status)(scope, receive, self._outgoing(send, end))
+
+    async def _answer(self, request: Request, receive: Receive, send: Send) -> None:
+        self._check_sender(request)
+        token = request.cookies.get(COOKIE, "")
+        cookie = {}
+        if not re.fullmatch(r"[A-Za-z0-9_-]{43}", token):
+            token = secrets.token_urlsafe(32)
+            secure = "; Secure" if request.headers.get("x-forwarded-proto") == "https" else ""
+            cookie = {"set-cookie": f"{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict{secure}"}
+        visitor = hashlib.sha256(token.encode()).hexdigest()[:VISITOR_LENGTH]
+        send = self._outgoing(send, cookie)
+        if request.method in ("GET", "HEAD"):
+            response = await self._get(request, visitor, receive, send)
+        elif request.method == "POST":
+            response = await self._post(request, visitor, receive, send)
+        else:
+            raise Refusal(405, "only GET and POST are answered")
+        if response is not None:
+            await response(request.scope, receive, send)
+
+    def _check_sender(self, request: Request) -> None:
+        """Refuse other hosts, so that no foreign name leads here, and requests that other pages send."""
+        hosts = request.headers.getlist("host")
+        name, port = _host_and_port(hosts[0]) if len(hosts) == 1 else ("", "")
+        if name not in self.hosts and not (self.any_address and _is_address(name)):
+            raise Refusal(421, "this page does not answer to that host name; add it with --allowed-host")
+        site = request.headers.get("sec-fetch-site", "same-origin")
+        origin = request.headers.get("origin")
+        if origin is not None:
+            from_name, from_port = _host_and_port(urlsplit(origin).netloc) if "://" in origin else ("", "")
+            # a proxy may leave the port out of the host
+            if from_name != name or (port and from_port and port != from_port):
+                raise Refusal(403, "requests of other pages are not answered")
+        elif request.method not in ("GET", "HEAD") and site not in ("same-origin", "none"):
+            raise Refusal(403, "requests of other pages are not answered")
+
+    # ------------------------------------------------------------------------------------------------------
+    # requests
+
+    async def _get(self, request: Request, visitor: str, receive: Receive, send: Send) -> Response | None:
+        path: str = request.scope["path"]
+        if ".." in path or "\\" in path or "\0" in path:
+            raise Refusal(404, "there is nothing at this address")
+        if path.startswith(f"{API}file="):
+            return self._file(visitor, path.removeprefix(f"{API}file="))
+        if path == f"{API}upload_progress":  # uploads are stored here, so that Gradio knows nothing of their progress
+            return Response('data: {"msg": "done"}\n\n', media_type="text/event-stream")
+        query = b""
+        if path == f"{API}queue/data":
+            session = parse_qs(request.scope["query_string"].decode("latin-1")).get("session_hash", [""])[0]
+            scoped = _scoped(visitor, session)
+            if scoped not in self.page._queue.pending_messages_per_session:  # Gradio would write a traceback
+                raise Refusal(404, "nothing of this session is in the queue")
+            query = f"session_hash={scoped}".encode()
+        elif path.startswith(f"{API}heartbeat/"):
+            path = f"{API}heartbeat/{_scoped(visitor, path.removeprefix(f'{API}heartbeat/'))}"
+        elif path not in PAGES and not path.startswith(STATIC):
+            raise Refusal(404, "there is nothing at this address")
+        await self._pass_on(request, path, query, receive, send)
+        return None
+
+    async def _post(self, request: Request, visitor: str, receive: Receive, send: Send) -> Response | None:
+        path: str = request.scope["path"]
+        if path == f"{API}upload":
+            return await self._upload(request, visitor, receive)
+        if path == f"{API}component_server":
+            return await self._painted(request, visitor, receive)
+        clean = {
+            f"{API}queue/join": self._event,
+            f"{API}run/predict": self._event,
+            f"{API}cancel": _cancelling,
+            f"{API}reset": lambda visitor, order: {"event_id": _text(order.get("event_id"))},
+        }.get(path)
+        if clean is None:
+            raise Refusal(404, "there is nothing at this address")
+        content = await _body(request, receive)
+        try:
+            order = json.loads(content, parse_constant=lambda name: 1 / 0)
+        except (ValueError, RecursionError, ZeroDivisionError):
+            raise Refusal(400, "the request is not JSON that this page reads") from None
+        if not isinstance(order, dict):
+            raise Refusal(400, "the request is not a JSON object")
+        body = json.dumps(clean(visitor, order)).encode()
+        sent = False
+
+        async def cleaned() -> Message:
+            nonlocal sent
+            if sent:
+                return await receive()
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._pass_on(request, path, b"", cleaned, send, len(body))
+        return None
+
+    async def _pass_on(
+        self, request: Request, path: str, query: bytes, receive: Receive, send: Send, length: int | None = None
+    ) -> None:
+        """Let Gradio answer. Of the headers it sees only those that it needs."""
+        # answers in which the folder's path is hidden must not be compressed
+        wanted = HEADERS if path.startswith(STATIC) else HEADERS - {b"accept-encoding"}
+        headers = [(name, value) for name, value in request.scope["headers"] if name in wanted]
+        if length is not None:
+            headers = [(name, value) for name, value in headers if name != b"content-type"]
+            headers += [(b"content-type", b"application/json"), (b"content-length", str(length).encode())]
+        scope = {**request.scope, "path": path, "raw_path": path.encode(), "query_string": query, "headers": headers}
+        await self.app(scope, receive, send)
+
+    def _event(self, visitor: str, order: dict[str, Any]) -> dict[str, Any]:
+        """An event of the page, with nothing in it but what the page sends."""
+        index, values = order.get("fn_index"), order.get("data")
+        event = self.page.fns.get(index) if type(index) is int else None
+        if event is None or not isinstance(values, list) or len(values) != len(event.inputs):
+            raise Refusal(400, "this is not an event of the page, or not all of its values")
+        pairs = zip(event.inputs, values, strict=True)
+        return {
+            "data": [self._value(visitor, component.get_block_name(), value) for component, value in pairs],
+            "fn_index": index,
+            "session_hash": _scoped(visitor, order.get("session_hash")),
+            "trigger_id": order.get("trigger_id") if type(order.get("trigger_id")) is int else None,
+        }
+
+    def _value(self, visitor: str, component: str, value: Any) -> Any:
+        """The value of a component. A file is one of this visitor's, and has no address that Gradio would fetch."""
+        if component == "state" or value is None:
+            return None
+        if component == "image":
+            return self._file_data(visitor, value)
+        if component == "imageeditor":
+            if not isinstance(value, dict) or not isinstance(value.get("layers") or [], list):
+                raise Refusal(400, "this is not a painting")
+            layers = [self._file_data(visitor, layer) for layer in (value.get("layers") or [])[:8] if layer]
+            return {"layers": layers, "id": _text(value.get("id"))}
+        if not isinstance(value, (bool, int, float, str)):
+            raise Refusal(400, f"{component} has a value of the wrong type")
+        if isinstance(value, str):
+            return _text(value, 200)
+        if not math.isfinite(value) or abs(value) > 2**53:
+            raise Refusal(400, f"{component} has a number that is too large")
+        return value
+
+    def _file_data(self, visitor: str, value: Any) -> dict[str, Any]:
+        path = self.store.find(visitor, value.get("path")) if isinstance(value, dict) else None
+        if path is None:
+            raise Refusal(403, "there is no such file of yours; upload it again")
+        name = _file_name(value["orig_name"]) if isinstance(value.get("orig_name"), str) else path.name
+        return {"path": str(path), "orig_name": name, "meta": {"_type": "gradio.FileData"}}
+
+    # ------------------------------------------------------------------------------------------------------
+    # files
+
+    def _file(self, visitor: str, name: str) -> Response:
+        path = self.store.find(visitor, name)
+        if path is None:
+            raise Refusal(403, "there is no such file of yours")
+        kind = IMAGES.get(path.suffix.lower())
+        disposition = "inline" if kind else "attachment"
+        headers = {"cache-control": "private, no-store"}
+        kind = kind or "application/octet-stream"
+        return FileResponse(path, 200, headers, kind, filename=path.name, content_disposition_type=disposition)
+
+    async def _upload(self, request: Request, visitor: str, receive: Receive) -> Response:
+        """Store a file in the visitor's folder; the answer is its name there."""
+        most = self.limits.megabytes * 2**20
+        length = _length(request, most + LARGEST_ORDER)
+        if self.uploads >= UPLOADS:
+            raise Refusal(503, "too many files are being uploaded; try again in a minute")
+        self.uploads += 1
+        try:
+            with self.store.room(2 * length):  # while it arrives, there are two of it
+                form = await _form(request, receive, most + LARGEST_ORDER)
+                given = form.get("files")
+                if not isinstance(given, UploadFile):
+                    raise Refusal(400, "there is no file in this upload")
+                if (given.size or 0) > most:
+                    raise Refusal(413, f"the file is larger than {self.limits.megabytes} MB")
+                # the same content has the same name, or the editor would send it again and again
+                content = (await asyncio.to_thread(hashlib.file_digest, given.file, "sha256")).hexdigest()  # type: ignore[arg-type]
+                path = self.store.home(visitor) / content[:VISITOR_LENGTH] / _file_name(given.filename)
+                await asyncio.to_thread(_write, path, given)
+        except UserError as error:
+            raise Refusal(507, str(error)) from None
+        except OSError:
+            raise Refusal(507, "the file could not be stored; try again later") from None
+        finally:
+            self.uploads -= 1
+        return JSONResponse([f"{ALIAS}/{path.relative_to(self.store.folder).as_posix()}"])
+
+    async def _painted(self, request: Request, visitor: str, receive: Receive) -> Response:
+        """Store a layer that was painted. The other pictures of the editor are not needed."""
+        try:
+            with self.store.room(_length(request, LARGEST_LAYER)):
+                form = await _form(request, receive, LARGEST_LAYER)
+                given, index = form.get("file"), str(form.get("index"))
+                if form.get("fn_name") != "accept_blobs" or not isinstance(given, UploadFile):
+                    raise Refusal(404, "there is nothing at this address")
+                if form.get("type") == "layer" and re.fullmatch(r"[0-7]", index):
+                    name = _text(str(form.get("id")))
+                    await asyncio.to_thread(
+                        _write, self.store.home(visitor) / f"painted-{name}" / f"{index}.png", given
+                    )
+        except UserError as error:
+            raise Refusal(507, str(error)) from None
+        except OSError:
+            raise Refusal(507, "the painting could not be stored; try again later") from None
+        return JSONResponse(None)
+
+    # ------------------------------------------------------------------------------------------------------
+    # answers
+
+    def _outgoing(self, send: Send, more: dict[str, str]) -> Send:
+        """`send`, with headers that protect the visitor, and without the folder's path."""
+        start: Message | None = None
+        streaming, parts = False, []
+
+        async def outgoing(message: Message) -> None:
+            nonlocal start, streaming
+            if message["type"] == "http.response.start":
+                added = [(name.encode(), value.encode()) for name, value in (SECURE | more).items()]
+                message["headers"] = [*message.get("headers", []), *added]
+                kind = dict(message["headers"]).get(b"content-type", b"")
+                streaming = kind.startswith(b"text/event-stream")
+                if kind.startswith((b"text/html", b"application/json")):
+                    start = message  # it says how long the answer is, which is not yet known
+                    return
+            elif message["type"] == "http.response.body" and streaming:
+                message["body"] = self.store.hide(message.get("body", b""))
+            elif message["type"] == "http.response.body" and start is not None:
+                parts.append(message.get("body", b""))
+                if message.get("more_body"):
+                    return
+                body = self.store.hide(b"".join(parts))
+                headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
+                length = (b"content-length", str(len(body)).encode())
+                await send({**start, "headers": [*headers, length]})
+                message["body"] = body
+            await send(message)
+
+        return outgoing
+
+
+def _host_and_port(text: str) -> tuple[str, str]:
+    """`name:port`, `[::1]:port` or either without a port."""
+    found = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^:\[\]@/\s]+)(?::(\d{1,5}))?", text.lower())
+    return (found[1].strip("[]").rstrip("."), found[2] or "") if found else ("", "")
+
+
+def _is_address(name: str) -> bool:
+    """Whether it is an IP address, which no foreign name server can make lead here."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _scoped(visitor: str, session: object) -> str:
+    """The name of a session, of this visitor alone."""
+    return visitor + _text(session)
+
+
+def visitor_of(session: str | None) -> str:
+    """The visitor to whom a session that Gradio knows belongs."""
+    return str(session)[:VISITOR_LENGTH]
+
+
+def _text(value: object, most: int = 0) -> str:
+    """A name that the page makes up, or another text of at most that many characters."""
+    if value is None and not most:
+        return ""
+    if not isinstance(value, str) or not (len(value) <= most if most else SESSION.fullmatch(value)):
+        raise Refusal(400, "the request has a value that this page does not send")
+    return value
+
+
+def _cancelling(visitor: str, order: dict[str, Any]) -> dict[str, Any]:
+    index = order.get("fn_index")
+    if type(index) is not int or not 0 <= index < 1000:
+        raise Refusal(400, "this is not an event of the page")
+    session = _scoped(visitor, order.get("session_hash"))
+    return {"session_hash": session, "fn_index": index, "event_id": _text(order.get("event_id"))}
+
+
+# ---------------------------------------------------------------------------------------------------------
+# reading what is sent
+
+
+def _length(request: Request, most: int) -> int:
+    """The length that the request states, or the largest that is taken; a larger one is refused."""
+    text = request.headers.get("content-length", str(most))
+    if not re.fullmatch(r"\d{1,15}", text) or int(text) > most:
+        raise Refusal(413, f"the request is larger than {most / 2**20:.3g} MB")
+    return int(text)
+
+
+def _bounded(receive: Receive, most: int) -> Receive:
+    """`receive`, which refuses more bytes than this, and a sender that pauses too long."""
+    total = 0
+
+    async def bounded() -> Message:
+        nonlocal total
+        try:
+            message = await asyncio.wait_for(receive(), IDLE_SECONDS)
+        except TimeoutError:
+            raise Refusal(408, "the request came too slowly") from None
+        if message["type"] == "http.disconnect":
+            raise Refusal(400, "the request broke off")
+        total += len(message.get("body", b""))
+        if total > most:
+            raise Refusal(413, f"the request is larger than {most / 2**20:.3g} MB")
+        return message
+
+    return bounded
+
+
+async def _body(request: Request, receive: Receive) -> bytes:
+    """The body of a small request."""
+    _length(request, LARGEST_ORDER)
+    more, parts = _bounded(receive, LARGEST_ORDER), []
+    try:
+        async with asyncio.timeout(ORDER_SECONDS):
+            while True:
+                message = await more()
+                parts.append(message.get("body", b""))
+                if not message.get("more_body"):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise Refusal(408, "the request came too slowly") from None
+
+
+async def _form(request: Request, receive: Receive, most: int) -> FormData:
+    """The parts of an upload. A large file lies in a temporary file without a name."""
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise Refusal(400, "this is not an upload")
+    reader = Request({**request.scope, "app": None}, _bounded(receive, most))
+    try:
+        async with asyncio.timeout(UPLOAD_SECONDS):
+            return await reader.form(max_files=1, max_fields=10, max_part_size=LARGEST_ORDER)
+    except TimeoutError:
+        raise Refusal(408, "the upload took too long") from None
+    except (Refusal, OSError):
+        raise
+    except Exception:  # whatever the parser raises, the upload is not what a browser sends
+        raise Refusal(400, "the upload cannot be read") from None
+
+
+def _file_name(name: str | None) -> str:
+    """A name that every file system takes, with the suffix of the given one."""
+    plain = Path(re.sub(r"[^\w .()-]", "_", (name or "").replace("\\", "/").rpartition("/")[2])).name.lstrip(". ")
+    suffix = Path(plain).suffix[:10]
+    return (plain.removesuffix(suffix).encode()[:80].decode(errors="ignore").strip() or "upload") + suffix
+
+
+def _write(path: Path, given: UploadFile) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    given.file.seek(0)
+    with path.open("wb") as file:
+        while part := given.file.read(2**20):
+            file.write(part)
