@@ -335,6 +335,7 @@ def test_malformed_requests_are_refused(target: Target) -> None:
         '"x"',
         "\0",
         '{"data": NaN}',
+        '{"data": ["\\ud800"]}',
         deep,
         wide,
         '{"a":' * 20_000,

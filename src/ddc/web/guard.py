@@ -163,6 +163,7 @@ class Guard:
         content = await _body(request, receive)
         try:
             order = json.loads(content, parse_constant=lambda name: 1 / 0)
+            json.dumps(order, ensure_ascii=False).encode()  # half a character, which no answer could repeat, raises
         except (ValueError, RecursionError, ZeroDivisionError):
             raise Refusal(400, "the request is not JSON that this page reads") from None
         if not isinstance(order, dict):
