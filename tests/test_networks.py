@@ -25,6 +25,7 @@ from ddc.networks import (
     write_out_norms,
 )
 from ddc.solvers.gradients import set_checkpointing
+from tiny import small_diffusers
 
 TINY: dict[str, Any] = {
     "channels": (8, 16),
@@ -287,21 +288,6 @@ def test_norms_of_other_networks_are_written_out() -> None:
     compiled = torch.compile(write_out_norms(network), backend="aot_eager")
     assert isinstance(network[1][0], GroupNorm) and list(network.state_dict()) == names
     assert torch.equal(network(x), before) and (compiled(x) - before).abs().max() < 1e-5
-
-
-def small_diffusers(**options: Any) -> Any:
-    from diffusers import UNet2DModel
-
-    torch.manual_seed(0)
-    return UNet2DModel(
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        norm_num_groups=4,
-        attention_head_dim=8,
-        **options,
-    ).eval()
 
 
 def test_a_class_conditional_network_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""A tiny network of the real class, and a small file that no library here writes."""
+"""Tiny networks of the real classes, and a small file that no library here writes."""
 
 import struct
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,22 @@ def tiny_unet(in_channels: int, seed: int, out_channels: int = 3) -> CompactUNet
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.02)
     return unet.eval().requires_grad_(False)
+
+
+def small_diffusers(**options: Any) -> Any:
+    """A small UNet2DModel of diffusers."""
+    from diffusers import UNet2DModel
+
+    torch.manual_seed(0)
+    return UNet2DModel(
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        norm_num_groups=4,
+        attention_head_dim=8,
+        **options,
+    ).eval()
 
 
 def lzw_tiff(pixels: np.ndarray, photometric: int | None = None, orientation: int = 1) -> bytes:

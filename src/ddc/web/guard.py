@@ -137,7 +137,7 @@ class Guard:
             session = parse_qs(request.scope["query_string"].decode("latin-1")).get("session_hash", [""])[0]
             scoped = _scoped(visitor, session)
             if scoped not in self.page._queue.pending_messages_per_session:  # Gradio would write a traceback
-                raise Refusal(404, "nothing of this session is in the queue")
+                raise Refusal(404, "no event of this page is in the queue")
             query = f"session_hash={scoped}".encode()
         elif path.startswith(f"{API}heartbeat/"):
             path = f"{API}heartbeat/{_scoped(visitor, path.removeprefix(f'{API}heartbeat/'))}"
