@@ -75,7 +75,8 @@ def measure_noise(pixels: Plane) -> Noise:
     )
     luma = Bands(*(float(value) for value in sigma[0]))
     coarse = Bands(*(float(value) for value in chroma))
-    if luma.middle > STRONG and luma.middle < FLAT_IF_STRONG * luma.coarse:  # a forest, for example
+    flat = luma.middle >= FLAT_IF_STRONG * luma.coarse
+    if luma.middle > STRONG and not flat and coarse.middle < NOTICEABLE_CHROMA:  # a forest, for example
         return Noise(luma, coarse, even=False)
     return Noise(luma, coarse, bool(luma_found or chroma_found), bool(chroma_found), bool(growth[0, 0] < EVEN_LUMA[0]))
 
