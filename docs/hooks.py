@@ -51,7 +51,8 @@ EQUATIONS = {
         "x̂0 ← argmin ‖A x − y‖² + ρ_t ‖x − x̂0‖²\nε̂' = (x_t − √ā_t x̂0)/√(1−ā_t)\n"
         "x_s = √ā_s x̂0 + √(1−ā_s) (√(1−ζ) ε̂' + √ζ z)"
     ),
-    "posterior": "x̂0 = D(v, y, n), D(·, y, ∞) = E[x0 | y]\nv ← DPM-Solver++(2M) from n to the next lower noise level",
+    "posterior": "m = D(·, y, ∞) = E[x0 | y]\ngenerator: x ← m, x ← G(x + n z, y, n) for each n, m + realism · (x − m)\n"
+    "SDE: x̂0 = D(v, y, n), v ← DPM-Solver++(2M) from n to the next lower noise level",
     "unconditional": "x_s ~ q(x_s | x_t, x̂0)",
     "pinv": "x = A†y",
 }

@@ -1,12 +1,14 @@
 """Damages photographs with other programs than ddc, and counts what `ddc restore` would do to them.
 
     python scripts/photographs.py make PHOTOGRAPHS FOLDER [--half 0|1] [--count 20]     (needs opencv-python-headless)
-    python scripts/photographs.py count FOLDER [--most 20] [--rows ROW …]                (needs ddc)
+    python scripts/photographs.py count FOLDER [--most 20] [--rows ROW …] [--restore 5]  (needs ddc)
 
-PHOTOGRAPHS are folders of pictures whose names end in a number. Numbers that 36 divides are held out from training;
-only those are used. Half 0 is for developing, half 1 for reporting. `make` writes FOLDER/ROW/NUMBER.EXT for each
-row of damage and for undamaged pictures, and FOLDER/truth.json. `count` prints, for each row, how many diagnoses are
-right, harmless (the picture is left alone, or treated with too little) and wrong, and the seconds of a diagnosis.
+PHOTOGRAPHS are folders of pictures with a number in their names. Numbers that 36 divides are held out from training;
+only those are used. Half 0 is for developing, half 1 for reporting. `make` writes FOLDER/ROW/NAME.EXT for each
+row of damage and for undamaged pictures, FOLDER/clean/ROW/NAME.png and FOLDER/truth.json. `count` prints, for each
+row, how many diagnoses are right, harmless (the picture is left alone, or treated with too little) and wrong, and the
+seconds of a diagnosis. With `--restore N` it also restores the first N pictures of each row, writes them to --out and
+prints PSNR and LPIPS-VGG16 before and after, and how many became worse by more than 0.3 dB and 0.02.
 """
 
 import argparse
@@ -25,16 +27,22 @@ from PIL import Image, ImageDraw
 
 Pixels = np.ndarray[Any, Any]
 Truth = dict[str, Any]
+Damaged = tuple[Truth, Pixels]
+
+LARGE, LEAST = 640, 256  # pixels of the shorter side: from which on a photograph is halved, and which it needs
+WORSE = (0.3, 0.02)  # dB and LPIPS by which no picture should become worse
 
 # ---------------------------------------------------------------------------------------------------------
-# damage
+# damage. Each function writes a damaged picture, and returns what was done and the clean picture.
 
 
 def load(path: Path) -> Pixels:
-    """Returns a photograph at half its size, in which marks of its own JPEG file are gone, at most 512 pixels."""
+    """Returns a photograph; a large one at half its size, in which marks of its own JPEG file are gone."""
     import cv2
 
     pixels = np.asarray(Image.open(path).convert("RGB"))
+    if min(pixels.shape[:2]) < LARGE:
+        return pixels
     height, width = (length // 2 for length in pixels.shape[:2])
     return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
 
@@ -107,19 +115,21 @@ def filtered(pixels: Pixels, kernel: Pixels) -> Pixels:
     return cv2.filter2D(pixels / 255, -1, kernel, borderType=cv2.BORDER_REFLECT_101)
 
 
-def demosaiced(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
-    pixels, sigma = through_camera(crop(photo, 384, rng), rng.uniform(0.045, 0.07), rng)
+def demosaiced(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
+    clean = crop(photo, 384, rng)
+    pixels, sigma = through_camera(clean, rng.uniform(0.045, 0.07), rng)
     Image.fromarray(pixels).save(out.with_suffix(".png"))
-    return {"sigma": sigma}
+    return {"sigma": sigma}, clean
 
 
-def demosaiced_jpeg(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
-    pixels, sigma = through_camera(crop(photo, 384, rng), rng.uniform(0.045, 0.07), rng)
+def demosaiced_jpeg(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
+    clean = crop(photo, 384, rng)
+    pixels, sigma = through_camera(clean, rng.uniform(0.045, 0.07), rng)
     Image.fromarray(pixels).save(out.with_suffix(".jpg"), quality=75)
-    return {"sigma": sigma, "quality": 75}
+    return {"sigma": sigma, "quality": 75}, clean
 
 
-def reduced(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
+def reduced(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
     import cv2
 
     height, width = (round(length / 3) for length in photo.shape[:2])
@@ -127,23 +137,24 @@ def reduced(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
     sigma = rng.uniform(0.02, 0.04)
     noisy = eight_bits(small / 255 + rng.normal(0, sigma, small.shape))
     Image.fromarray(noisy).save(out.with_suffix(".jpg"), quality=75)
-    return {"sigma": sigma, "quality": 75}
+    return {"sigma": sigma, "quality": 75}, small
 
 
-def saved_again(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
+def saved_again(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
     kind = int(rng.integers(0, 4))
     first = 20 if kind == 0 else 30
-    pixels = jpeg(crop(photo, 384, rng), first)
+    clean = crop(photo, 384, rng)
+    pixels = jpeg(clean, first)
     if kind in (0, 1):
         cut = 3 * kind
         Image.fromarray(pixels[cut:, cut:]).save(out.with_suffix(".png"))
-        return {"first": first, "shifted": bool(cut)}
+        return {"first": first, "shifted": bool(cut)}, clean[cut:, cut:]
     cut = 0 if kind == 2 else 5
     Image.fromarray(pixels[cut:, cut:]).save(out.with_suffix(".jpg"), quality=90)
-    return {"first": first, "shifted": bool(cut)}
+    return {"first": first, "shifted": bool(cut)}, clean[cut:, cut:]
 
 
-def enlarged(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
+def enlarged(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
     import cv2
 
     factor = float(rng.choice([1.5, 2, 2.5, 3, 4, 4, 4]))
@@ -162,37 +173,41 @@ def enlarged(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
         Image.fromarray(large).save(out.with_suffix(".jpg"), quality=90)
     else:
         Image.fromarray(large).save(out.with_suffix(".png"))
-    return {"factor": factor, "method": method}
+    return {"factor": factor, "method": method}, cv2.resize(whole, large.shape[1::-1], interpolation=cv2.INTER_AREA)
 
 
-def defocused(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
+def defocused(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
     radius, sigma = rng.uniform(2, 4), rng.uniform(0.01, 0.03)
-    soft = filtered(crop(photo, 400, rng), disc_kernel(radius))[8:-8, 8:-8]
+    clean = crop(photo, 400, rng)
+    soft = filtered(clean, disc_kernel(radius))[8:-8, 8:-8]
     Image.fromarray(eight_bits(soft + rng.normal(0, sigma, soft.shape))).save(out.with_suffix(".jpg"), quality=85)
-    return {"radius": radius, "sigma": sigma}
+    return {"radius": radius, "sigma": sigma}, clean[8:-8, 8:-8]
 
 
-def shaken(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
-    moved = filtered(crop(photo, 420, rng), shake_kernel(rng))[16:-16, 16:-16]
+def shaken(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
+    clean, kernel = crop(photo, 420, rng), shake_kernel(rng)
+    moved = filtered(clean, kernel)[16:-16, 16:-16]
     Image.fromarray(eight_bits(moved + rng.normal(0, 0.005, moved.shape))).save(out.with_suffix(".png"))
-    return {}
+    # OpenCV correlates, so that the kernel of the convolution is the other way round
+    return {"kernel": np.round(kernel[::-1, ::-1], 5).tolist()}, clean[16:-16, 16:-16]
 
 
-def with_holes(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
+def with_holes(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
     pixels = crop(photo, 384, rng)
     alpha = Image.new("L", pixels.shape[1::-1], 255)
     height, width = (int(rng.integers(110, 151)) for _ in range(2))
     top, left = (int(rng.integers(20, length - 170)) for length in pixels.shape[:2])
     ImageDraw.Draw(alpha).ellipse((left, top, left + width, top + height), fill=0)
     Image.fromarray(np.dstack([pixels, np.asarray(alpha)])).save(out.with_suffix(".png"))
-    return {"hole": max(height, width)}
+    return {"hole": max(height, width)}, pixels
 
 
-def old_scan(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
+def old_scan(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
     """Grain, fading, a yellow tint, scratches and dust; NUMBER_mask.png shows the scratches."""
     from scipy.ndimage import gaussian_filter
 
-    pixels = crop(photo, 384, rng) / 255
+    clean = crop(photo, 384, rng)
+    pixels = clean / 255
     grain = gaussian_filter(rng.normal(0, 1, pixels.shape[:2]), 0.8)
     pixels = pixels + 0.035 * (grain / grain.std())[..., None]
     pixels = (0.18 + 0.6 * pixels) * np.array([1.08, 1.0, 0.76])
@@ -210,10 +225,10 @@ def old_scan(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
     mask = np.asarray(marks)[..., None] / 255
     Image.fromarray(eight_bits(pixels * (1 - mask) + mask * 0.97)).save(out.with_suffix(".png"))
     marks.save(out.parent / f"{out.name}_mask.gif")
-    return {"sigma": 0.021, "mask": f"{out.name}_mask.gif"}
+    return {"sigma": 0.021, "mask": f"{out.name}_mask.gif"}, clean
 
 
-def logo(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
+def logo(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
     """Flat shapes on a transparent background, with smooth borders."""
     side, zoom = 300, 4
     image = Image.new("RGBA", (side * zoom, side * zoom), (0, 0, 0, 0))
@@ -224,11 +239,12 @@ def logo(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
         w, h = rng.uniform(0.1, 0.35, 2) * side * zoom
         shape = draw.ellipse if rng.random() < 0.5 else draw.rectangle
         shape((x, y, x + w, y + h), fill=colour)
-    image.resize((side, side), Image.Resampling.LANCZOS).save(out.with_suffix(".png"))
-    return {}
+    image = image.resize((side, side), Image.Resampling.LANCZOS)
+    image.save(out.with_suffix(".png"))
+    return {}, np.asarray(image.convert("RGB"))
 
 
-def line_art(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
+def line_art(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
     """Drawings with a pen, or windows with text, as screenshots have; some saved as JPEG."""
     kind = int(rng.integers(0, 3))
     image = Image.new("RGB", (420, 360), "white")
@@ -253,19 +269,19 @@ def line_art(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
         image.save(out.with_suffix(".jpg"), quality=92)
     else:
         image.save(out.with_suffix(".png"))
-    return {"kind": kind}
+    return {"kind": kind}, np.asarray(image)
 
 
-def undamaged(photo: Pixels, rng: np.random.Generator, out: Path) -> Truth:
+def undamaged(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
     kind = int(rng.integers(0, 3))
     if kind == 0:
         Image.fromarray(photo).save(out.with_suffix(".png"))
     else:
         Image.fromarray(photo).save(out.with_suffix(".jpg"), quality=92 if kind == 1 else 95)
-    return {}
+    return {}, photo
 
 
-ROWS: dict[str, Callable[[Pixels, np.random.Generator, Path], Truth]] = {
+ROWS: dict[str, Callable[[Pixels, np.random.Generator, Path], Damaged]] = {
     "demosaiced": demosaiced,
     "demosaiced_jpeg75": demosaiced_jpeg,
     "reduced_noise_jpeg75": reduced,
@@ -282,7 +298,7 @@ ROWS: dict[str, Callable[[Pixels, np.random.Generator, Path], Truth]] = {
 
 
 def number_of(path: Path) -> int:
-    digits = re.findall(r"\d+", path.stem)
+    digits = re.findall(r"-(\d{6})-", path.stem) or re.findall(r"\d+", path.stem)
     return int(digits[0]) if digits else 1
 
 
@@ -290,17 +306,20 @@ def make(arguments: argparse.Namespace) -> None:
     """Writes the damaged pictures."""
     found = sorted(path for folder in arguments.photographs for path in Path(folder).iterdir())
     held_out = [path for path in found if number_of(path) % 36 == 0 and number_of(path) // 36 % 2 == arguments.half]
-    held_out = [path for path in held_out if min(Image.open(path).size) >= 640]
+    held_out = [path for path in held_out if min(Image.open(path).size) >= LEAST]
     np.random.default_rng(7).shuffle(held_out)  # type: ignore[arg-type]
     if not held_out:
         sys.exit("no photograph of that half was found")
     truths: dict[str, Truth] = {}
     for row, damage in ROWS.items():
-        (arguments.folder / row).mkdir(parents=True, exist_ok=True)
+        for folder in (arguments.folder / row, arguments.folder / "clean" / row):
+            folder.mkdir(parents=True, exist_ok=True)
         count = arguments.undamaged if row == "undamaged" else arguments.count
         for index, path in enumerate(held_out[:count]):
             rng = np.random.default_rng([index, list(ROWS).index(row), arguments.half])
-            truths[f"{row}/{path.stem}"] = damage(load(path), rng, arguments.folder / row / path.stem)
+            done, clean = damage(load(path), rng, arguments.folder / row / path.stem)
+            Image.fromarray(clean).save(arguments.folder / "clean" / row / f"{path.stem}.png")
+            truths[f"{row}/{path.stem}"] = done
     (arguments.folder / "truth.json").write_text(json.dumps(truths, indent=1))
     print(f"{len(truths)} pictures of {len(held_out)} photographs are in {arguments.folder}")
 
@@ -311,6 +330,13 @@ def make(arguments: argparse.Namespace) -> None:
 
 def near(value: float, truth: float, low: float, high: float) -> bool:
     return low * truth <= value <= high * truth
+
+
+def likeness(kernel: Pixels, truth: Pixels) -> float:
+    """Returns the correlation of two kernels, at the shift where it is largest."""
+    spectra = [np.fft.rfft2(one, (96, 96)) for one in (kernel, truth)]
+    both = np.fft.irfft2(spectra[0] * spectra[1].conj(), (96, 96))
+    return float(both.max() / np.linalg.norm(kernel) / np.linalg.norm(truth))
 
 
 def judge(row: str, truth: Truth, found: Any, plan: Any) -> str:
@@ -330,7 +356,7 @@ def judge(row: str, truth: Truth, found: Any, plan: Any) -> str:
         spread = found.blur.spread if found.blur else 0.0
         right = near(spread, truth["radius"] / 2, 0.8, 1.25) and plan.sigma >= 0.9 * truth["sigma"]
     elif row == "shake":
-        right = False  # needs a kernel of free shape
+        right = found.kernel is not None and likeness(found.kernel.numpy(), np.array(truth["kernel"])) > 0.6
     elif row == "old_scan":
         right = kind == "denoise" and found.fading is not None and found.marks is not None
     else:  # noise
@@ -339,13 +365,64 @@ def judge(row: str, truth: Truth, found: Any, plan: Any) -> str:
     return "right" if right else "harmless" if weak and (plan is None or plan.sigma < 0.1) else "wrong"
 
 
+def aligned(pixels: Pixels, clean: Pixels, reach: int) -> Pixels:
+    """Returns pixels moved by whole pixels to where the clean picture is: a kernel is known up to a shift only."""
+    best, moved = math.inf, pixels
+    for down in range(-reach, reach + 1):
+        for right in range(-reach, reach + 1):
+            tried = np.roll(pixels, (down, right), (0, 1))
+            error = float(((tried - clean)[24:-24, 24:-24] ** 2).mean())
+            if error < best:
+                best, moved = error, tried
+    return moved
+
+
+class Judge:
+    """Restores pictures, and compares them with the clean ones."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        from ddc.perceptual import LPIPS
+        from ddc.pipeline import RestorationPipeline
+
+        self.pipe = RestorationPipeline.from_pretrained(arguments.model).to("cpu")
+        self.lpips, self.out, self.folder = LPIPS("vgg"), arguments.out, arguments.folder
+
+    def score(self, pixels: Pixels, clean: Pixels, row: str) -> tuple[float, float]:
+        import torch
+
+        pixels, clean = pixels[..., :3] / 255, clean / 255
+        if row == "shake":
+            pixels = aligned(pixels, clean, 9)[24:-24, 24:-24]
+            clean = clean[24:-24, 24:-24]
+        psnr = -10 * math.log10(max(float(((pixels - clean) ** 2).mean()), 1e-10))
+        x, y = (torch.from_numpy(2 * z - 1).float().permute(2, 0, 1)[None] for z in (pixels, clean))
+        with torch.no_grad():
+            return psnr, float(self.lpips(x, y))
+
+    def __call__(self, row: str, path: Path) -> tuple[tuple[float, float], tuple[float, float], str, float]:
+        """Returns PSNR and LPIPS before and after, what was done, and the seconds that it took."""
+        result = self.pipe(path, "auto")
+        target = self.out / row / f"{path.stem}.png"
+        result.picture.write(target)
+        clean = np.asarray(Image.open(self.folder / "clean" / row / f"{path.stem}.png"))
+        before = np.array(Image.open(path).convert("RGBA"))
+        if row == "holes":
+            before[before[..., 3] < 128] = 128
+        after = np.asarray(Image.open(target).convert("RGB"))
+        scores = self.score(before, clean, row), self.score(after, clean, row)
+        return *scores, " ".join([f"{result.tasks[0]} {result.sigma[0]:.3f}", *result.notes[0]]), result.seconds
+
+
 def count(arguments: argparse.Namespace) -> None:
     """Prints the verdicts for each row."""
-    from ddc.diagnosis.findings import examine, treatment
+    from ddc.diagnosis.findings import examine
+    from ddc.diagnosis.treatment import treatment
     from ddc.images import Picture
 
     truths = json.loads((arguments.folder / "truth.json").read_text())
     verdicts: dict[str, Counter[str]] = {row: Counter() for row in ROWS}
+    scores: dict[str, list[Any]] = {row: [] for row in ROWS}
+    judge_restored = Judge(arguments) if arguments.restore else None
     seconds = 0.0
     for key, truth in truths.items():
         row = key.split("/")[0]
@@ -360,9 +437,20 @@ def count(arguments: argparse.Namespace) -> None:
         verdict = judge(row, truth, found, plan)
         verdicts[row][verdict] += 1
         if verdict == "wrong" or arguments.verbose:
-            print(f"{verdict}: {path.name} {truth} → {plan}", flush=True)
+            told = {name: value for name, value in truth.items() if name != "kernel"}
+            print(f"{verdict}: {path.name} {told} → {plan}", flush=True)
+        if judge_restored and len(scores[row]) < arguments.restore:
+            before, after, done, took = judge_restored(row, path)
+            scores[row].append((before, after))
+            text = " → ".join(f"{psnr:.2f}/{lpips:.3f}" for psnr, lpips in (before, after))
+            print(f"{row} {path.name}: {text} ({done}, {took:.0f} s)", flush=True)
     for row, counts in verdicts.items():
-        print(f"{row:22} right {counts['right']:3}  harmless {counts['harmless']:3}  wrong {counts['wrong']:3}")
+        text = f"{row:22} right {counts['right']:3}  harmless {counts['harmless']:3}  wrong {counts['wrong']:3}"
+        if scores[row]:
+            (a, b), (c, d) = np.mean(scores[row], axis=0)
+            worse = sum(p - q > WORSE[0] and t - s > WORSE[1] for (p, s), (q, t) in scores[row])
+            text += f"  {a:.2f}/{b:.3f} → {c:.2f}/{d:.3f} ({len(scores[row])}, {worse} worse)"
+        print(text)
     print(f"{seconds / max(1, sum(counts.total() for counts in verdicts.values())):.2f} CPU seconds a picture")
 
 
@@ -381,6 +469,9 @@ def main() -> None:
     counting.add_argument("--most", type=int, default=1000, help="pictures of each row")
     counting.add_argument("--rows", nargs="*", default=[])
     counting.add_argument("--verbose", action="store_true")
+    counting.add_argument("--restore", type=int, default=0, metavar="N", help="restore N pictures of each row")
+    counting.add_argument("--model", type=Path, default=None, help="the model folder")
+    counting.add_argument("--out", type=Path, default=Path("restored"), help="where restored pictures go")
     counting.set_defaults(run=count)
     arguments = parser.parse_args()
     arguments.run(arguments)

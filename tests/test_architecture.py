@@ -22,10 +22,10 @@ FILES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.p
 # From the bottom to the top. Each line is a group: its files may import each other and everything above the line.
 # Files of one layer that stand on different lines, with the same number, may not import each other.
 GROUPS: list[tuple[int, tuple[str, ...]]] = [
-    (0, ("__init__.py", "errors.py", "noise.py", "notation.py", "pickles.py")),
-    (1, ("images.py", "formats.py", "jpegfile.py", "datasets.py")),
+    (0, ("__init__.py", "errors.py", "noise.py", "notation.py", "pickles.py", "hub.py")),
+    (1, ("images.py", "formats.py", "jpegfile.py", "storage.py", "datasets.py")),
     (2, ("operators/", "problems.py")),
-    (3, ("networks.py", "guided.py", "priors.py")),
+    (3, ("eight_bits.py", "networks.py", "guided.py", "priors.py", "flows.py")),
     (3, ("perceptual.py", "inception.py")),
     (4, ("solvers/",)),
     (5, ("tiling.py", "estimates.py", "diagnosis/", "fast.py", "jobs.py", "pipeline.py")),
@@ -33,7 +33,8 @@ GROUPS: list[tuple[int, tuple[str, ...]]] = [
     (5, ("degrade.py",)),
     (6, ("training/",)),
     (6, ("evaluation/",)),
-    (7, ("cli/", "__main__.py")),
+    (6, ("onnx/",)),
+    (7, ("cli/", "__main__.py", "cluster.py", "fleet.py")),
     (7, ("web/",)),
     (7, ("demo.py",)),
 ]

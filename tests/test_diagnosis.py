@@ -6,17 +6,31 @@ import numpy as np
 import PIL.Image
 import PIL.ImageDraw
 import pytest
+import torch
 from scipy.ndimage import gaussian_filter
 from skimage import data
 
 from ddc.diagnosis.blocks import detect_blocks
 from ddc.diagnosis.content import belongs_to_picture, find_fading, find_marks, is_drawing
 from ddc.diagnosis.enlargement import detect_enlargement
-from ddc.diagnosis.findings import NOTHING, Findings, Treatment, examine, plan_treatment, treatment
-from ddc.diagnosis.grain import measure_noise
+from ddc.diagnosis.findings import Findings, examine
+from ddc.diagnosis.grain import Bands, Noise, measure_noise
 from ddc.diagnosis.planes import Plane, luma_chroma
+from ddc.diagnosis.shake import estimate_kernel, spread_of
+from ddc.diagnosis.treatment import (
+    NOTHING,
+    Conditions,
+    Treatment,
+    composition,
+    noise_in_bands,
+    plan_treatment,
+    regret,
+    treatment,
+)
 from ddc.estimates import BlurEstimate
 from ddc.images import Picture
+from ddc.operators.blur import KernelBlur, motion_kernel
+from ddc.problems import make_problem
 
 RESAMPLING = PIL.Image.Resampling
 COFFEE = data.coffee()[:384, :384]
@@ -165,3 +179,60 @@ def test_a_plan_returns_pictures_at_their_place(plan: Treatment) -> None:
     assert np.abs(back.pixels - unit(source.pixels)).mean() < 0.03
     if plan.grid != (0, 0):
         assert prepared.size == (104, 95) and np.array_equal(back.pixels, unit(source.pixels))
+
+
+def test_a_composition_is_told() -> None:
+    white = Noise(Bands(0.05, 0.05, 0.05), Bands(0.05, 0.05, 0.05), luma_found=True)
+    sigma, colour = noise_in_bands(white)
+    assert sigma == pytest.approx(0.05) and np.allclose(colour, 0)
+    coarse = Noise(Bands(0.02, 0.06, 0.3), Bands(0.01, 0.03, 0.03), luma_found=True)
+    sigma, colour = noise_in_bands(coarse)
+    assert 0.02 < sigma < 0.06 and colour[0] < 0 < colour[1] < colour[2] < 1.5 and colour[3] < colour[4]
+    grainy = composition(Findings(noise=coarse, quality=75))
+    assert grainy is not None and grainy.conditions == Conditions(blind=True, quality=75) and grainy.sigma == 0.1
+    weaker = composition(Findings(noise=coarse, quality=75), strength=0.6)
+    assert weaker is not None and weaker.conditions is not None and not weaker.conditions.blind
+    assert weaker.sigma < 0.06 and weaker.conditions.colour == colour
+    soft = composition(Findings(blur=BlurEstimate(radius=3.0), sigma=0.02, quality=85))
+    assert soft is not None and soft.task == "disc3" and soft.conditions == Conditions(quality=85)
+    assert soft.sigma == pytest.approx(np.hypot(0.02, 0.0151), rel=0.2)
+    again = composition(Findings(quality=30, grid=(5, 0), saved_again=True))
+    assert again == Treatment("jpeg30", 0.008, grid=(5, 0)) and composition(Findings()) is None
+    numbers = Conditions(True, 75, colour).tensor(torch.device("cpu"))
+    assert numbers.shape == (1, 9) and numbers[0, :3].tolist() == [0, 1, 0.25]
+
+
+def test_strength_scales_the_noise() -> None:
+    noisy = Findings(noise=Noise(Bands(0.05, 0.05, 0.05), luma_found=True))
+    weak, usual, strong = (treatment(noisy, factor) for factor in (0.6, 1.0, 1.6))
+    assert weak and usual and strong and weak.sigma == pytest.approx(0.6 * usual.sigma)
+    assert usual.sigma < strong.sigma
+
+
+def test_a_worse_result_is_taken_back() -> None:
+    problem = make_problem("denoise", 0.05)
+    noisy = Picture(with_grain(COFFEE, 0.05, 0))
+    assert regret(Picture(COFFEE), noisy, problem) is None
+    rows = np.sin(np.arange(COFFEE.shape[0]) * 1.2)[:, None, None]
+    waves = Picture((COFFEE + 60 * rows).clip(0, 255).astype(np.uint8))
+    assert "explain" in str(regret(waves, Picture(COFFEE), problem))
+    faint = Picture((COFFEE + 14 * rows).clip(0, 255).astype(np.uint8))
+    assert "waves" in str(regret(faint, Picture(gaussian_filter(COFFEE, (1, 1, 0))), problem))
+    smooth = Picture(gaussian_filter(COFFEE, (4, 4, 0)))
+    assert "belongs to the picture" in str(regret(smooth, Picture(COFFEE), make_problem("denoise", 0.1)))
+
+
+def test_a_shaken_picture_shows_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddc.diagnosis.shake.SIZES", (13,))
+    path = torch.zeros(15, 15)
+    path[3:10, 4] = 1.0
+    path[9, 4:12] = 0.7
+    kernel = path / path.sum()
+    clean = torch.from_numpy(unit(data.astronaut()[:224, 120:344]).mean(2))
+    blurred = KernelBlur(kernel)(clean[None, None])[0, 0].numpy()
+    found = estimate_kernel(blurred[16:-16, 16:-16], 0.002)
+    spectra = [torch.fft.rfft2(one, s=(64, 64)) for one in (found, kernel)]
+    likeness = torch.fft.irfft2(spectra[0] * spectra[1].conj(), s=(64, 64)).max() / found.norm() / kernel.norm()
+    assert likeness > 0.65 and float(found.sum()) == pytest.approx(1, abs=1e-5) and float(found.min()) >= 0
+    assert spread_of(kernel) == pytest.approx(spread_of(found), rel=0.3)
+    assert spread_of(motion_kernel(12, 0)) == pytest.approx(12 / 12**0.5, rel=0.1)

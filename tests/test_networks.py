@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ddc.eight_bits import SMALL
 from ddc.errors import UserError
 from ddc.networks import (
     WEIGHTS,
@@ -18,8 +19,10 @@ from ddc.networks import (
     load_network,
     network_config,
     pad_to_multiple,
+    read_weights,
     run_unet,
     save_network,
+    save_weights,
     sinusoidal,
     unet_size_multiple,
     write_out_norms,
@@ -331,3 +334,35 @@ def test_an_index_names_files_of_its_own_folder(tmp_path: Path) -> None:
     index.write_text(index.read_text().replace(shard.name, f"../{shard.name}"))
     with pytest.raises(UserError, match="same folder"):
         load_network(tmp_path / "model")
+
+
+def test_weights_of_8_bits_are_loaded_as_numbers(tmp_path: Path) -> None:
+    network = build_network({"channels": [32, 96], "encoder_blocks": [1, 2], "decoder_blocks": [1], "head_dim": 32})
+    generator = torch.Generator().manual_seed(0)
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, std=0.1, generator=generator)
+    save_network(network, tmp_path, dtype=torch.int8, shard_mb=0.05)  # weights and their scales in different files
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    loaded = load_network(tmp_path).state_dict()
+    large = 0
+    for name, weight in network.state_dict().items():
+        error = (loaded[name] - weight).abs()
+        if weight.dim() > 1 and weight.numel() >= SMALL:
+            large += 1
+            bound = weight.flatten(1).abs().amax(1) / 254 * 1.001
+            assert bool((error.flatten(1).amax(1) <= bound).all()) and error.max() > 1e-5
+        else:
+            assert torch.equal(loaded[name], weight.half().float())
+    assert large > 2
+    stored = read_weights(tmp_path)
+    save_weights({name: tensor.half() for name, tensor in stored.items()}, tmp_path, torch.int8)  # again, in one file
+    assert all(torch.allclose(loaded[name], tensor, atol=2e-3) for name, tensor in read_weights(tmp_path).items())
+
+    from safetensors.torch import load_file, save_file
+
+    path = next(tmp_path.glob("*.safetensors"))
+    whole = load_file(path)
+    without = {name: tensor for name, tensor in whole.items() if not name.endswith(".scale")}
+    save_file(without, path)
+    with pytest.raises(UserError, match="no scales"):
+        load_network(tmp_path)

@@ -13,12 +13,13 @@ from skimage import data
 from torch import Tensor
 
 from ddc import jobs
+from ddc.diagnosis.treatment import plan_treatment
 from ddc.errors import UserError
 from ddc.fast import pick_device
 from ddc.images import ROUNDING_8_BIT, Picture, to_internal, to_unit
 from ddc.operators import Bicubic, GaussianBlur, LinearOperator
 from ddc.operators.base import Size
-from ddc.pipeline import RestorationPipeline
+from ddc.pipeline import RestorationPipeline, as_pictures
 from ddc.priors import DataConsistency
 from ddc.problems import Task
 from ddc.solvers.base import Step, make_solver
@@ -404,14 +405,16 @@ def test_each_picture_says_what_is_wrong_with_it(pipe: RestorationPipeline) -> N
     holed = np.dstack([data.coffee()[:64, :64], np.full((64, 64), 255, np.uint8)])
     holed[20:24, :, 3] = 0
     pictures = [blurred, noisy, PIL.Image.fromarray(holed)]
-    result = pipe(pictures, "auto", steps=1)
-    assert [Task.parse(task).family for task in result.tasks] == ["blur", "denoise", "inpaint"]
-    assert result.sigma == [pytest.approx(0, abs=0.01), pytest.approx(0.06, abs=0.01), 0]
+    plans = [plan_treatment(picture) for picture in as_pictures(pictures)]
+    assert [Task.parse(plan.task).family for plan in plans] == ["blur", "denoise", "inpaint"]
+    assert [plan.sigma for plan in plans] == [pytest.approx(0, abs=0.01), pytest.approx(0.06, abs=0.01), 0]
+    result = pipe(pictures, "auto", steps=1)  # an untrained network, whose results are taken back
+    assert result.tasks == ["nothing", "nothing", "inpaint"] and "left as it is" in result.notes[1][0]
+    assert torch.equal(result.pictures[1].tensor, noisy)
     filled = result.pictures[2]
     assert filled.mask is None or bool(filled.mask.all())
-    assert pipe(noisy, "auto", sigma=0.1, steps=1).sigma == [0.1]
     both = pipe([noisy, cup], "auto", steps=1)
-    assert both.tasks == ["denoise", "nothing"] and "is left as it is: Nothing is wrong" in both.notes[1][0]
+    assert both.tasks == ["nothing", "nothing"] and "is left as it is: Nothing is wrong" in both.notes[1][0]
     assert "noise" in both.found[0][0] and torch.equal(both.pictures[1].tensor, cup)
 
 

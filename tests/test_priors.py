@@ -138,8 +138,8 @@ def test_given_betas() -> None:
 def test_unknown_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="sigmoid"):
         schedule_from_config({"beta_schedule": "sigmoid"})
-    with pytest.raises(UserError, match=r"flow.*epsilon, v_prediction or sample"):
-        Prior(make_unet(), Schedule.linear(), prediction_type="flow")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"speed.*epsilon, v_prediction or sample"):
+        Prior(make_unet(), Schedule.linear(), prediction_type="speed")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(6, 3), (1, 1), (3, 12)])
@@ -165,9 +165,11 @@ def test_a_bridge_is_no_prior(tmp_path: Path) -> None:
 
 
 def test_only_schedulers_of_ddpms_are_read() -> None:
-    for name in ("ScoreSdeVe", "EDMEuler", "FlowMatchEulerDiscrete", "CMStochasticIterative", "KarrasVe", "TCD"):
+    for name in ("ScoreSdeVe", "CosineDPMSolverMultistep", "FlowMatchLCM", "CMStochasticIterative", "KarrasVe", "TCD"):
         with pytest.raises(UserError, match=name):
             schedule_from_config({"_class_name": f"{name}Scheduler"})
+    with pytest.raises(UserError, match="continuous times"):
+        schedule_from_config({"_class_name": "EulerDiscreteScheduler", "timestep_type": "continuous"})
     same = [schedule_from_config({"_class_name": f"{name}Scheduler"}) for name in ("DDIM", "PNDM", "EulerDiscrete")]
     assert all(torch.equal(one.alpha_bars, Schedule.linear().alpha_bars) for one in same)
 
@@ -191,6 +193,90 @@ def test_x0_is_that_of_diffusers(prediction_type: str, zero_snr: bool, tmp_path:
         raw = run_unet(prior.unet, X, t)
         expected = theirs.step(raw, t, X).pred_original_sample
         assert torch.allclose(prior.predict(X, t).x0, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_x0_of_a_flow_is_that_of_diffusers(shift: float, tmp_path: Path) -> None:
+    """One Euler step of diffusers to σ = 0 ends at x̂0."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    save_network(make_unet(), tmp_path / "unet")
+    theirs = FlowMatchEulerDiscreteScheduler(shift=shift)
+    theirs.save_pretrained(tmp_path / "scheduler")
+    prior = Prior.from_pretrained(tmp_path)
+    for index, t in ((999, 0), (500, 499), (100, 899), (1, 998)):
+        sigma = float(theirs.sigmas[index])
+        a = float(prior.schedule.alpha_bars[t])
+        assert a == pytest.approx((1 - sigma) ** 2 / ((1 - sigma) ** 2 + sigma**2), rel=1e-3)
+        x = ((1 - sigma) ** 2 + sigma**2) ** 0.5 * X  # theirs, of which ours is the variance-preserving form
+        velocity = run_unet(prior.unet, x, theirs.timesteps[index].view(1))
+        theirs.sigmas = torch.tensor([sigma, 0.0])
+        theirs._step_index = 0
+        expected = theirs.step(velocity, theirs.timesteps[0], x).prev_sample
+        prediction = prior.predict(X, t)
+        assert torch.allclose(prediction.x0, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+        assert torch.allclose(a**0.5 * prediction.x0 + (1 - a) ** 0.5 * prediction.noise, X, atol=1e-4)
+        theirs = FlowMatchEulerDiscreteScheduler(shift=shift)
+    assert bool(prior.predict(X, 999).x0.isfinite().all())
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "v_prediction"])
+@pytest.mark.parametrize("name", ["EDMEulerScheduler", "EDMDPMSolverMultistepScheduler"])
+def test_x0_of_edm_is_that_of_diffusers(name: str, kind: str, tmp_path: Path) -> None:
+    import diffusers
+
+    save_network(make_unet(), tmp_path / "unet")
+    theirs = getattr(diffusers, name)(prediction_type=kind, sigma_data=0.7)
+    theirs.save_pretrained(tmp_path / "scheduler")
+    prior = Prior.from_pretrained(tmp_path)
+    for t in (0, 300, 800, 999):
+        sigma = float(((1 - prior.schedule.alpha_bars[t]) / prior.schedule.alpha_bars[t]) ** 0.5)
+        x = (1 + sigma**2) ** 0.5 * X
+        raw = run_unet(prior.unet, theirs.precondition_inputs(x, sigma), theirs.precondition_noise(sigma))
+        expected = theirs.precondition_outputs(x, raw, sigma)
+        prediction = prior.predict(X, t)
+        assert torch.allclose(prediction.x0, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+        a = float(prior.schedule.alpha_bars[t])
+        assert torch.allclose(a**0.5 * prediction.x0 + (1 - a) ** 0.5 * prediction.noise, X, atol=1e-3)
+    ends = ((1 - prior.schedule.alpha_bars[[0, 999]]) / prior.schedule.alpha_bars[[0, 999]]).sqrt()
+    assert ends.tolist() == pytest.approx([0.002, 80.0])
+
+
+@pytest.mark.parametrize("scheduler", ["FlowMatchEulerDiscreteScheduler", "EDMEulerScheduler"])
+@pytest.mark.parametrize("solver", ["ddnm", "dps", "ddrm", "pigdm", "reddiff", "diffpir", "dds", "unconditional"])
+def test_solvers_run_on_flows_and_edm(scheduler: str, solver: str, tmp_path: Path) -> None:
+    from ddc.operators import Bicubic
+    from ddc.problems import Problem
+    from ddc.solvers import make_solver
+    from ddc.solvers.base import Run
+
+    save_network(make_unet(), tmp_path)
+    (tmp_path / "scheduler_config.json").write_text(json.dumps({"_class_name": scheduler}))
+    prior = Prior.from_pretrained(tmp_path).requires_grad_(False)
+    truth = X[..., :8, :8].clamp(-1, 1)
+    problem = Problem(Bicubic(2), 0.0)
+    out = make_solver(solver, steps=3).solve(Run(problem.measure(truth), problem, prior, [1, 2]))
+    assert out.shape == truth.shape and bool(out.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": "much"},
+        {"_class_name": "FlowMatchEulerDiscreteScheduler", "invert_sigmas": True},
+        {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 10**9},
+        {"_class_name": "EDMEulerScheduler", "sigma_min": 90.0},
+        {"_class_name": "EDMEulerScheduler", "sigma_max": float("nan")},
+        {"_class_name": "EDMEulerScheduler", "prediction_type": "sample"},
+        {"_class_name": "EDMEulerScheduler", "sigma_data": 0},
+        {"_class_name": ["EDMEulerScheduler"]},
+    ],
+)
+def test_odd_settings_of_flows_and_edm_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    save_network(make_unet(), tmp_path)
+    (tmp_path / "scheduler_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError):
+        Prior.from_pretrained(tmp_path)
 
 
 def test_fixed_variances(tmp_path: Path) -> None:

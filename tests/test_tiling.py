@@ -154,7 +154,9 @@ def test_tiles_of_an_exact_blur_give_the_picture_that_the_whole_gives(tiny_model
     x = photograph()
     y = to_unit(GaussianBlur(3.0)(x))
     pipe = RestorationPipeline.from_pretrained(tiny_model)
-    whole, tiled = (to_internal(pipe(y, "gauss", solver="pinv", tile=tile).picture.tensor) for tile in (0, 160))
+    whole, tiled = (
+        to_internal(pipe(y, "gauss", solver="pinv:cutoff=0.03", tile=tile).picture.tensor) for tile in (0, 160)
+    )
     assert abs(psnr(tiled, x[0]) - psnr(whole, x[0])) < 0.02 and psnr(tiled, whole) > 45
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ddc.networks import CompactUNet
+from ddc.solvers.posterior import CONDITIONS, PosteriorDenoiser
 
 
 def tiny_unet(in_channels: int, seed: int, out_channels: int = 3) -> CompactUNet:
@@ -26,6 +27,26 @@ def tiny_unet(in_channels: int, seed: int, out_channels: int = 3) -> CompactUNet
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.02)
     return unet.eval().requires_grad_(False)
+
+
+def tiny_posterior() -> PosteriorDenoiser:
+    """A small posterior network that is told conditions, with a layer that is large enough to be rounded."""
+    torch.manual_seed(0)
+    unet = CompactUNet(
+        11,
+        channels=(8, 24),
+        encoder_blocks=(1, 1),
+        decoder_blocks=(1,),
+        groups=4,
+        head_dim=8,
+        middle_blocks=1,
+        attention_levels=(0,),
+        conditions=CONDITIONS,
+    )
+    for parameter in unet.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.02)
+    return PosteriorDenoiser(unet.eval().requires_grad_(False))
 
 
 def small_diffusers(**options: Any) -> Any:

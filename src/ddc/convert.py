@@ -1,8 +1,10 @@
-"""Converts OpenAI's guided-diffusion checkpoints (.pt) to model folders in the format of diffusers.
+"""Converts checkpoints (.pt, .ckpt) to model folders in the format of diffusers.
 
-The family is 256x256_diffusion_uncond.pt and its siblings (2105.05233), RePaint's CelebA-HQ network, and the
+OpenAI's guided-diffusion: 256x256_diffusion_uncond.pt and its siblings (2105.05233), RePaint's CelebA-HQ network, and the
 older improved-diffusion networks. Most of the architecture is inferred from the shapes in the checkpoint. The rest
 are options: the width or number of attention heads, the order of queries, keys and values, and the noise schedule.
+DDIM's `Model` (2010.02502): celeba_hq.ckpt of the DDRM and DDNM repositories. Of a class-conditional diffusers model, one
+class becomes a prior.
 """
 
 import re
@@ -14,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ddc.errors import UserError
-from ddc.networks import build_network, check_finite, check_fit, read_config, save_network
+from ddc.networks import build_network, check_finite, check_fit, read_config, read_weights, save_network
 from ddc.pickles import State, read_checkpoint
-from ddc.priors import Prior, schedule_from_config, scheduler_config
+from ddc.priors import Prior, prediction_type_of, read_scheduler, schedule_from_config, scheduler_config
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class GuidedOptions:
     image_size: int = 256
     """The size of the training images, which is written to the configuration."""
     class_label: int | None = None
-    """For a class-conditional checkpoint: the class of the prior."""
+    """For a class-conditional checkpoint or folder: the class of the prior."""
 
     def __post_init__(self) -> None:
         for name in ("head_channels", "num_heads", "num_heads_upsample", "diffusion_steps", "image_size"):
@@ -68,12 +70,16 @@ class Layout:
 def convert(checkpoint: str | Path, out: str | Path, **options: Any) -> None:
     """Write the checkpoint as a folder at `out`; `options` are the fields of `GuidedOptions`.
 
-    A diffusers pickle (diffusion_pytorch_model.bin beside its config.json) becomes a network folder.
+    A diffusers pickle (diffusion_pytorch_model.bin beside its config.json) becomes a network folder. The folder of a
+    class-conditional diffusers model becomes a prior of one class.
     """
     settings = GuidedOptions(**options)
     checkpoint, out = Path(checkpoint), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists; name a new or empty folder for the converted model")
+    if checkpoint.is_dir():
+        choose_class(checkpoint, out, settings.class_label)
+        return
     if not checkpoint.is_file():
         raise UserError(f"{checkpoint} is not a file; expected a checkpoint, for example 256x256_diffusion_uncond.pt")
     state = read_checkpoint(checkpoint)
@@ -82,34 +88,118 @@ def convert(checkpoint: str | Path, out: str | Path, **options: Any) -> None:
             f"{checkpoint} holds tensors that are larger than their data; save the model's state_dict again"
         )
     check_finite(state, checkpoint)
-    if "conv_in.weight" in state:
+    if "conv_in.weight" in state and "temb.dense.0.weight" not in state:
         config = read_config(checkpoint.parent)
         extra = {"inputs": config.pop("inputs")} if "inputs" in config else {}
         save_network(_fitting_network(config, state, checkpoint), out, state=state, extra_config=extra)
         return
 
     try:
-        layout = read_layout(state, checkpoint)
-        _check_heads(layout, settings)
-        converted = _Conversion(state, layout, settings, checkpoint).run()
+        if "temb.dense.0.weight" in state:
+            converted, config = ddim_model(state, checkpoint, settings.image_size)
+        else:
+            layout = read_layout(state, checkpoint)
+            _check_heads(layout, settings)
+            converted, config = _Conversion(state, layout, settings, checkpoint).run(), unet_config(layout, settings)
     except (IndexError, TypeError, RuntimeError, ZeroDivisionError) as error:
         shape = "its tensors do not have the shapes of one"
-        raise UserError(f"{checkpoint} is not a guided-diffusion U-Net: {shape} ({str(error)[:80]})") from None
-    if (layout.in_channels, layout.out_channels) not in ((3, 3), (3, 6)):
+        raise UserError(f"{checkpoint} is not a U-Net that is known here: {shape} ({str(error)[:80]})") from None
+    inputs, outputs = config["in_channels"], config["out_channels"]
+    if (inputs, outputs) not in ((3, 3), (3, 6)):
         raise UserError(
-            f"{checkpoint} has {layout.in_channels} input and {layout.out_channels} output channels; "
+            f"{checkpoint} has {inputs} input and {outputs} output channels; "
             "an RGB prior has 3 and 3 (or 6, with learned variance). Upsamplers cannot be converted"
         )
-    network = _fitting_network(unet_config(layout, settings), converted, checkpoint)
+    network = _fitting_network(config, converted, checkpoint)
     scheduler = scheduler_config(
         train_steps=settings.diffusion_steps,
         beta_schedule={"linear": "linear", "cosine": "squaredcos_cap_v2"}[settings.noise_schedule],
         prediction_type="sample" if settings.predict_xstart else "epsilon",
-        learned_variance=layout.out_channels == 6,
+        learned_variance=outputs == 6,
     )
     stretch = 1000 / settings.diffusion_steps  # a shorter or longer linear schedule ends at the same noise
     scheduler |= {"beta_start": 1e-4 * stretch, "beta_end": 0.02 * stretch}
     Prior(network, schedule_from_config(scheduler), scheduler_config=scheduler).save_pretrained(out, state=converted)
+
+
+def choose_class(folder: Path, out: Path, label: int | None) -> None:
+    """Write one class of a class-conditional UNet2DModel as a prior."""
+    unet = folder / "unet" if (folder / "unet").is_dir() else folder
+    config = read_config(unet)
+    if config.get("num_class_embeds") is None or config.pop("class_embed_type", None) is not None:
+        raise UserError(f"{folder} is not a class-conditional UNet2DModel; other folders need no conversion")
+    del config["num_class_embeds"]
+    state = read_weights(unet)
+    check_finite(state, folder)
+    _fold_class(state, "time_embedding.linear_2.bias", state.pop("class_embedding.weight", None), label, folder)
+    network, scheduler = _fitting_network(config, state, folder), read_scheduler(folder)
+    kind = prediction_type_of(scheduler)
+    Prior(network, schedule_from_config(scheduler), kind, scheduler_config=scheduler).save_pretrained(out, state=state)
+
+
+def _fold_class(state: State, bias: str, labels: Tensor | None, label: int | None, source: Path) -> None:
+    """A class only adds a constant to the time embedding, so one class folds into its bias."""
+    if labels is None or bias not in state:
+        raise UserError(f"{source} is not class-conditional; leave class_label out")
+    if label is None:
+        problem = f"{source} is class-conditional ({len(labels)} classes) and a prior is not"
+        raise UserError(f"{problem}; convert an unconditional checkpoint, or choose one class with class_label")
+    if not 0 <= label < len(labels) or labels.shape[1:] != state[bias].shape:
+        raise UserError(f"class_label must be between 0 and {len(labels) - 1}, not {label}")
+    state[bias] = state[bias] + labels[label]
+
+
+DDIM_NAMES = [
+    (r"^temb\.dense\.0", "time_embedding.linear_1"),
+    (r"^temb\.dense\.1", "time_embedding.linear_2"),
+    (r"^norm_out", "conv_norm_out"),
+    (r"^mid\.block_1", "mid_block.resnets.0"),
+    (r"^mid\.block_2", "mid_block.resnets.1"),
+    (r"^mid\.attn_1", "mid_block.attentions.0"),
+    (r"^(down|up)\.(\d+)\.block", r"\1_blocks.\2.resnets"),
+    (r"^(down|up)\.(\d+)\.attn", r"\1_blocks.\2.attentions"),
+    (r"^(down|up)\.(\d+)\.(down|up)sample", r"\1_blocks.\2.\3samplers.0"),
+    (r"\.temb_proj\.", ".time_emb_proj."),
+    (r"\.nin_shortcut\.", ".conv_shortcut."),
+    (r"(attentions\.\d+)\.norm\.", r"\1.group_norm."),
+    (r"(attentions\.\d+)\.([qkv])\.", r"\1.to_\2."),
+    (r"(attentions\.\d+)\.proj_out\.", r"\1.to_out.0."),
+]
+
+
+def ddim_model(state: State, source: Path, image_size: int) -> tuple[State, dict[str, Any]]:
+    """The weights of DDIM's `Model` by diffusers' names, and the configuration of the same network there."""
+    found = [match for name in state if (match := re.match(r"down\.(\d{1,2})\.block\.(\d{1,2})\.", name))]
+    if not found or "logvar" in state:
+        raise UserError(f"{source} is not a U-Net of DDIM's repository that is known here: it has no down blocks")
+    levels = 1 + max(int(match[1]) for match in found)
+    widths = [len(_find(state, f"down.{level}.block.0.conv1.weight", source)) for level in range(levels)]
+    attention = [f"down.{level}.attn.0.q.weight" in state for level in range(levels)]
+    config: dict[str, Any] = {
+        "_class_name": "UNet2DModel",
+        "sample_size": image_size,
+        "in_channels": _find(state, "conv_in.weight", source).shape[1],
+        "out_channels": len(_find(state, "conv_out.weight", source)),
+        "block_out_channels": widths,
+        "layers_per_block": 1 + max(int(match[2]) for match in found),
+        "down_block_types": ["AttnDownBlock2D" if a else "DownBlock2D" for a in attention],
+        "up_block_types": ["AttnUpBlock2D" if a else "UpBlock2D" for a in reversed(attention)],
+        "downsample_padding": 0,  # on one side only, as TensorFlow
+        "flip_sin_to_cos": False,
+        "freq_shift": 1,
+        "norm_eps": 1e-6,
+        "attention_head_dim": widths[-1],
+    }
+    if any(a and width != widths[-1] for a, width in zip(attention, widths, strict=True)):  # one head each
+        config |= {"_class_name": "GuidedUNet", "num_heads": 1, "attention_head_dim": None}
+    converted = State()
+    for name, tensor in state.items():
+        name = re.sub(r"^up\.(\d{1,2})\.", lambda match: f"up.{levels - 1 - int(match[1])}.", name)
+        for old, new in DDIM_NAMES:
+            name = re.sub(old, new, name)
+        linear = ".attentions." in name and tensor.ndim == 4  # a convolution of one pixel there
+        converted[name] = tensor.flatten(1) if linear else tensor
+    return converted, config
 
 
 def read_layout(state: State, source: Path | str) -> Layout:
@@ -235,19 +325,10 @@ class _Conversion:
             self.move_attention(f"{old}.1", f"{new}.attentions.{i}")
 
     def fold_class_label(self) -> None:
-        """A class only adds a constant to the time embedding, so one class folds into its bias."""
-        labels, label = self.rest.pop("label_emb.weight", None), self.options.class_label
-        if labels is None:
-            if label is not None:
-                raise UserError(f"{self.source} is not class-conditional; leave class_label out")
-            return
-        if label is None:
-            problem = f"{self.source} is class-conditional ({len(labels)} classes) and a prior is not"
-            raise UserError(f"{problem}; convert an unconditional checkpoint, or choose one class with class_label")
-        if not 0 <= label < len(labels):
-            raise UserError(f"class_label must be between 0 and {len(labels) - 1}, not {label}")
-        bias = "time_embedding.linear_2.bias"
-        self.done[bias] = self.done[bias] + labels[label]
+        labels = self.rest.pop("label_emb.weight", None)
+        if labels is not None or self.options.class_label is not None:
+            bias, label = "time_embedding.linear_2.bias", self.options.class_label
+            _fold_class(self.done, bias, labels, label, self.source)
 
     def take(self, name: str) -> Tensor:
         _find(self.rest, name, self.source)

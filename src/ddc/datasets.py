@@ -22,6 +22,7 @@ from ddc.errors import UserError
 from ddc.formats import Pixels, read_size
 from ddc.images import Picture, from_uint8, quantise
 from ddc.noise import on_device
+from ddc.storage import located
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
 TABLES = {".parquet", ".arrow"}
@@ -56,6 +57,7 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
     """All pictures in folders (recursively), tar archives, dataset files and single files, sorted by name."""
     sources: list[Source] = []
     for path in paths:
+        path = located(path) if ":/" in str(path) else path
         if path.is_dir():
             for inside in sorted(path.rglob("*"), key=lambda inside: (inside.suffix == ".tar", inside)):
                 sources += _sources_in(inside, str(inside.relative_to(path)))
@@ -79,7 +81,7 @@ def _sources_in(path: Path, name: str) -> list[Source]:
     if suffix != ".tar":
         return [Source(name, path)] if suffix in SUFFIXES else []
     try:
-        with tarfile.open(path, "r:") as archive:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             members = [m for m in archive if m.isfile() and Path(m.name).suffix.lower() in SUFFIXES]
     except tarfile.TarError as error:
         raise UserError(f"{path} is not a plain tar archive ({error}); unpack compressed ones first") from None

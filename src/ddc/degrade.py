@@ -31,6 +31,8 @@ def degrade(
         x = to_internal(picture.tensor)[None]
         problem, y = measure(task, sigma, x, [name], seed, mask=mask, kernel=kernel, operator_file=operator_file)
         observed = problem.operator.observed(y)
+    if y.shape[1] not in (1, 3):
+        raise UserError(f"the measurement of {problem.name} has {y.shape[1]} channels and is no picture")
     measured = Picture.from_tensor((y[0] + 1) / 2)
     alpha = picture.alpha if measured.size == picture.size else None
     if observed is not None:

@@ -49,7 +49,7 @@ def estimate_sigma(picture: Picture) -> float:
     of 173 photographs, the estimate is at most 0.010 without noise, and at most 0.039 with noise of 0.03. JPEG removes
     much of the finest detail, so the noise before compression is found by simulation.
     """
-    return noise_of(detail_of(picture), jpeg_settings(picture.path), 1 if picture.grey else 3)
+    return noise_of(detail_of(picture), jpeg_settings(picture.file), 1 if picture.grey else 3)
 
 
 def noise_of(level: float, settings: JPEGSettings | None, channels: int) -> float:
@@ -136,10 +136,7 @@ def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
         raise UserError(
             f"a picture of {width}×{height} pixels is too small to estimate its blur; name it, as in gauss1.5"
         )
-    fade = np.hanning(grey.shape[0] + 2)[1:-1, None] * np.hanning(grey.shape[1] + 2)[1:-1]
-    faded = (grey - np.average(grey, weights=fade)) * fade
-    power = np.abs(np.fft.rfft2(faded)) ** 2 / (fade**2).sum()
-    noise = max(sigma, ROUNDING_8_BIT / 1.5) ** 2 / (1 if picture.grey else 3)
+    channels = 1 if picture.grey else 3
 
     def is_better(blur: BlurEstimate, cost: float, other: float, spectrum: "Spectrum") -> bool:
         """Returns whether to prefer the blur to another one of cost `other`."""
@@ -148,7 +145,7 @@ def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
         # a lattice in a picture has dark rings, too, but cannot have been blurred like this
         return is_possible(picture, Task.parse(blur.task).operator(), sigma)
 
-    rings = Spectrum(power, grey.shape[1], 120, 1, 200, noise)
+    rings = Spectrum(faded_power(grey), grey.shape[1], 120, 1, 200, noise_power(sigma, channels))
     plain, best = rings.best(each(width=np.arange(0, 6.01, 0.1)))
     # smaller discs look like Gaussians
     _, near = rings.best(each(np.arange(1.5, 12.01, 0.25), (0, 0.4, 0.8, 1.2)), 4)
@@ -157,7 +154,7 @@ def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
     if is_better(disc, cost, plain, rings):
         best = disc
 
-    sectors = Spectrum(power, grey.shape[1], 60, 18, 12, noise)
+    sectors = direction_spectrum(grey, sigma, channels)
     still, _ = sectors.best([best, disc], 3.5)
     # dark stripes are 1/length apart, so short lines need small steps
     lengths = np.round(np.append(1 / np.arange(1 / 12, 1 / 4.9, 1 / 120), np.arange(13, 32, 2)), 1)
@@ -227,20 +224,50 @@ class Spectrum:
 
     def best(self, blurs: Iterable[BlurEstimate], coarseness: float = 1) -> tuple[float, BlurEstimate]:
         """Returns the least cost and its blur. `coarseness` scales the steps of the slope and the amplitude."""
-        slope = np.arange(1.6, 3.61, 0.1 * coarseness)[:, None, None, None]
-        amplitude = np.exp(np.arange(-16, 3, 0.1 * coarseness))[:, None]
-        photograph = amplitude * self.omega[:, None] ** -slope  # slopes, directions, amplitudes, frequencies
-        improbable = 10 * ((slope[:, 0, 0, 0] - 2.4) / 0.35) ** 2
-        weight, power = self.weight[:, None], self.power[:, None]
 
         def cost(blur: BlurEstimate) -> float:
             shape = passed_power(blur.radius, blur.length, blur.angle, self.rings, self.sectors)
-            passed = np.exp(-((blur.width * self.omega) ** 2)) * shape
-            expected = photograph * passed[:, None] + self.noise
-            each_law = (weight * (np.log(expected) + power / expected)).sum(3).min(2).sum(1)
-            return float((each_law + improbable).min())
+            return self.cost(np.exp(-((blur.width * self.omega) ** 2)) * shape, coarseness)
 
         return min((cost(blur), blur) for blur in blurs)
+
+    def cost(self, passed: Array, coarseness: float = 1) -> float:
+        """Returns the cost of a blur that leaves these shares of each bin's power."""
+        slope, photograph = self._laws(coarseness)
+        improbable = 10 * ((slope[:, 0, 0, 0] - 2.4) / 0.35) ** 2
+        expected = photograph * passed[:, None] + self.noise
+        weight, power = self.weight[:, None], self.power[:, None]
+        each_law = (weight * (np.log(expected) + power / expected)).sum(3).min(2).sum(1)
+        return float((each_law + improbable).min())
+
+    @lru_cache(maxsize=2)  # noqa: B019
+    def _laws(self, coarseness: float) -> tuple[Array, Array]:
+        """Returns the slopes and the power of photographs: slopes, directions, amplitudes, frequencies."""
+        slope = np.arange(1.6, 3.61, 0.1 * coarseness)[:, None, None, None]
+        amplitude = np.exp(np.arange(-16, 3, 0.1 * coarseness))[:, None]
+        return slope, amplitude * self.omega[:, None] ** -slope
+
+
+def direction_spectrum(grey: np.ndarray[Any, Any], sigma: float, channels: int = 3) -> "Spectrum":
+    """Returns the spectrum of a grey plane with noise σ_y in bins of 18 directions."""
+    return Spectrum(faded_power(grey), grey.shape[1], 60, 18, 12, noise_power(sigma, channels))
+
+
+def noise_power(sigma: float, channels: int) -> float:
+    """Returns the power of the noise of a mean over channels."""
+    return max(sigma, ROUNDING_8_BIT / 1.5) ** 2 / channels
+
+
+def faded_power(grey: np.ndarray[Any, Any]) -> Array:
+    """Returns the power of a plane that is faded out towards its border, as `rfft2` orders it."""
+    fade = np.hanning(grey.shape[0] + 2)[1:-1, None] * np.hanning(grey.shape[1] + 2)[1:-1]
+    return np.abs(np.fft.rfft2((grey - np.average(grey, weights=fade)) * fade)) ** 2 / (fade**2).sum()
+
+
+def passed_by(kernel: torch.Tensor, rings: int, sectors: int) -> Array:
+    """Returns the share of each bin's power that a kernel leaves."""
+    side = 240
+    return mean_over_bins(np.abs(np.fft.rfft2(kernel.numpy(), (side, side))) ** 2, side, rings, sectors)[0]
 
 
 @lru_cache(maxsize=4096)
@@ -248,9 +275,7 @@ def passed_power(radius: float, length: float, angle: float, rings: int, sectors
     """Returns the share of each bin's power that a disc or a line leaves."""
     if not radius and not length:
         return np.ones((sectors, rings // 2 + 1))
-    kernel = disc_kernel(radius) if radius else motion_kernel(length, angle)
-    side = 240
-    return mean_over_bins(np.abs(np.fft.rfft2(kernel.numpy(), (side, side))) ** 2, side, rings, sectors)[0]
+    return passed_by(disc_kernel(radius) if radius else motion_kernel(length, angle), rings, sectors)
 
 
 class Diagnosis(NamedTuple):
@@ -283,7 +308,7 @@ class Diagnosis(NamedTuple):
 
 def diagnose(picture: Picture) -> Diagnosis:
     """Detects holes, JPEG artefacts, blur and noise in a picture."""
-    settings = jpeg_settings(picture.path)
+    settings = jpeg_settings(picture.file)
     try:
         level = detail_of(picture)
         sigma, noisy = noise_of(level, settings, 1 if picture.grey else 3), level >= NOTICEABLE
@@ -308,7 +333,7 @@ def jpeg_task(picture: Picture) -> str:
     """Returns the task of the quality that a picture's file states."""
     if picture.path is None:
         raise UserError("the task jpeg reads the quality from a file; name it, as in jpeg10")
-    quality = jpeg_quality(picture.path)
+    quality = jpeg_quality(picture.path, picture.content)
     if quality >= FINE_JPEG:
         logger.warning(
             "%s states quality %d, at which there is little to restore; if it was compressed more before it was saved "
@@ -361,3 +386,11 @@ def warn_of_misfit(picture: Picture, problem: Problem) -> None:
         "try %s, or a larger sigma",
         *(picture.path or "the picture", problem.name, problem.sigma_y, advice),
     )
+
+
+def warn_of_range(picture: Picture) -> None:
+    """Warns if floating-point pixels seem to be in [-1, 1]; noise would go beyond white, too."""
+    pixels = picture.pixels
+    if pixels.dtype == np.float32 and pixels.min() < -0.5 and pixels.max() <= 1:
+        name, low, high = picture.path or "the picture", pixels.min(), pixels.max()
+        logger.warning("%s has values from %.2f to %.2f; expected [0, 1]: take (x + 1) / 2", name, low, high)

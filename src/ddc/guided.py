@@ -4,15 +4,17 @@ A converted checkpoint is a plain UNet2DModel if possible. This class is for the
 width per head, and a first level that is not as wide as the time embedding (channel_mult 0.5, 1, … at 512×512).
 """
 
+from pathlib import Path
 from typing import Any
 
+import torch
 from diffusers import UNet2DModel
 from diffusers.models.attention_processor import Attention
 from diffusers.models.embeddings import TimestepEmbedding, Timesteps
 from torch import nn
 
 from ddc.errors import UserError
-from ddc.networks import check_ranges, shorten
+from ddc.networks import check_ranges, run_unet, shorten, unet_size_multiple
 
 
 class GuidedUNet(UNet2DModel):
@@ -39,9 +41,26 @@ class GuidedUNet(UNet2DModel):
 def diffusers_network(name: str, settings: dict[str, Any]) -> nn.Module:
     """A UNet2DModel or GuidedUNet with fresh weights, from settings that were checked."""
     check_ranges(settings)
-    if settings.get("class_embed_type") is not None or settings.get("num_class_embeds") is not None:
-        raise UserError("this UNet2DModel is class-conditional and a prior is not; use an unconditional model")
+    if settings.get("class_embed_type") is not None:
+        raise UserError("this UNet2DModel is conditioned on times or vectors as classes; use an unconditional model")
+    if settings.get("num_class_embeds") is not None:
+        choice = "choose one of its classes with `ddc convert FOLDER OUT --class-label N`"
+        raise UserError(f"this UNet2DModel is class-conditional and a prior is not; {choice}")
     try:
         return UNet2DModel.from_config(settings) if name == "UNet2DModel" else GuidedUNet(**settings)
     except Exception as error:  # whatever diffusers says of settings that do not fit together
         raise UserError(f"a {name} cannot be built from this configuration ({shorten(error)})") from None
+
+
+def try_out(network: nn.Module, folder: Path) -> None:
+    """Refuse a network of diffusers whose settings of the wrong type show only when it runs."""
+    side = 2 * unet_size_multiple(network)  # GroupNorm refuses single pixels
+    config: Any = network.config
+    x = torch.zeros(1, config["in_channels"], side, side)
+    try:
+        with torch.no_grad():
+            shape = tuple(run_unet(network, x, 1).shape)
+    except Exception as error:
+        raise UserError(f"the network in {folder} does not run ({shorten(error)}); check its config.json") from None
+    if shape != (1, config["out_channels"], side, side):
+        raise UserError(f"the network in {folder} does not return a picture; check its config.json")

@@ -5,6 +5,7 @@ that the restored picture can be written with it.
 """
 
 import logging
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ddc.errors import UserError
 from ddc.formats import FORMATS, KEEPS_16_BITS, KEEPS_ALPHA, Pixels, Stored, read_file, write_file
+from ddc.storage import Remote, located
 
 logger = logging.getLogger("ddc")
 
@@ -99,6 +101,12 @@ class Picture:
     # the orientation has been applied, and is "upright" here
     exif: bytes | None = field(default=None, repr=False)
     path: Path | None = None
+    content: bytes | None = field(default=None, repr=False)  # of the file, if it is not a local one
+
+    @property
+    def file(self) -> Path | bytes | None:
+        """What the picture was read from."""
+        return self.path if self.content is None else self.content
 
     @property
     def in_8_bits(self) -> bool:
@@ -147,9 +155,13 @@ class Picture:
     @staticmethod
     def read(path: str | Path, content: bytes | None = None) -> "Picture":
         """Read a file, or its `content`, which `path` then only names. Raises a `UserError` if that fails."""
-        path = Path(path)
+        if not isinstance(path, Path):
+            path = located(path) if "://" in path else Path(path)
+        only_a_name = content is not None
+        if content is None and isinstance(path, Remote):
+            content = path.read_bytes()
         pixels, icc, exif, several = read_file(path if content is None else content, path)
-        if several and content is None:
+        if several and not only_a_name:
             logger.warning("%s has several pages; the first is read", path)
         if pixels.dtype.kind == "f":
             pixels = checked_floats(path, pixels)
@@ -157,11 +169,12 @@ class Picture:
         alpha = pixels[:, :, -1] if channels in (2, 4) else None
         grey = channels < 3
         colour = np.broadcast_to(pixels[:, :, :1], (*pixels.shape[:2], 3)) if grey else pixels[:, :, :3]
-        return Picture(colour, alpha, 8 * pixels.dtype.itemsize, grey, icc, exif, path)
+        return Picture(colour, alpha, 8 * pixels.dtype.itemsize, grey, icc, exif, path, content)
 
     def write(self, path: str | Path, quality: int = 95) -> None:
         """Write a file, in the format of its name. It appears whole or not at all."""
-        path = Path(path)
+        if not isinstance(path, Path):
+            path = located(path) if "://" in path else Path(path)
         kind = check_writable(path)
         pixels, alpha = self.pixels, self.alpha
         if alpha is not None and kind not in KEEPS_ALPHA:
@@ -198,16 +211,23 @@ def check_writable(path: Path) -> str:
 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`, which is renamed to `path` on success and deleted otherwise.
+    """A temporary name beside `path`, which is renamed to `path` on success and deleted otherwise; for a URL, a local
+    file that is sent there.
 
     Whatever fails between is a `UserError` that names the file.
     """
-    temporary = path.with_name(f".ddc-{uuid.uuid4().hex}.part")  # the name of `path` may have no room for more
+    name = f".ddc-{uuid.uuid4().hex}.part"  # the name of `path` may have no room for more
+    remote = isinstance(path, Remote)
+    temporary = Path(tempfile.gettempdir(), name) if remote else path.with_name(name)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not remote:
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
-            temporary.replace(path)
+            if isinstance(path, Remote):
+                path.send(temporary)
+            else:
+                temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
     except UserError as error:

@@ -14,16 +14,9 @@ import PIL.Image
 import torch
 from torch import Tensor
 
-from ddc.diagnosis.findings import NOTHING, Treatment, plan_treatment
+from ddc import estimates
+from ddc.diagnosis.treatment import NOTHING, Treatment, plan_treatment
 from ddc.errors import UserError
-from ddc.estimates import (
-    continues_beyond,
-    deblur_task,
-    estimate_sigma,
-    jpeg_task,
-    warn_of_misfit,
-    with_jpeg_noise,
-)
 from ddc.images import ROUNDING_8_BIT, Picture, to_internal
 from ddc.operators.base import LinearOperator, Operator, Size
 from ddc.operators.blur import Blur
@@ -34,6 +27,7 @@ from ddc.problems import DETECTED, Problem, Task, check_sigma
 from ddc.solvers.base import Callback, Run, Solver, Step, make_solver, sample_seeds
 from ddc.tiling import (
     SMALLEST_TILE,
+    Tile,
     Window,
     match_mean,
     own_measurement,
@@ -46,11 +40,14 @@ from ddc.tiling import (
 logger = logging.getLogger("ddc")
 
 SLOW = 30  # seconds from which the expected time is announced
+SHARE_OF_ATTENTION = 0.28 / 512**2  # of a posterior network's time, for each pixel of a tile, as measured
 MEASURED_STEPS = 3  # of the first tile, to forecast the time of all
 ESTIMATE_NOISE = ("denoise", "deblur")  # tasks for which the noise is estimated if it is not given
 
 Image = str | Path | Picture | Tensor | np.ndarray[Any, Any] | PIL.Image.Image
 Sigma = float | Literal["auto"] | None
+Strength = Literal["low", "medium", "high"]
+STRENGTHS = {"low": 0.6, "medium": 1.0, "high": 1.6}  # factors of a noise level that is estimated
 
 
 @dataclass(frozen=True)
@@ -67,8 +64,11 @@ class Options(TypedDict, total=False):
     """The options of a restoration; `Request` has their defaults and what they mean."""
 
     sigma: Sigma
+    strength: Strength
     solver: str | Solver
     steps: int | None
+    realism: float | None
+    doubt: bool
     seed: int
     samples: int
     names: Sequence[str] | None
@@ -92,10 +92,16 @@ class Request:
     sigma: Sigma = None
     """The noise of the pictures in [0, 1] units, or "auto" to estimate it from each. None estimates it for the tasks
     denoise, deblur and auto, and is 0 for the others."""
+    strength: Strength = "medium"
+    """How much to change: less or more noise is assumed than was estimated."""
     solver: str | Solver = "ddc"
     """The algorithm, with settings if needed: "ddnm:eta=0.5"."""
     steps: int | None = None
     """Length of the run; None is the solver's own."""
+    realism: float | None = None
+    """For the solver posterior, from 0, the estimate with the least error, to 1, a sample; None is its own."""
+    doubt: bool = False
+    """Also find the interval in which each pixel lies with 90 %, from further samples."""
     seed: int = 0
     """Seed of all randomness, together with each picture's name (its file's name, `names`, or its index)."""
     samples: int = 1
@@ -122,6 +128,8 @@ class Request:
     operators: dict[str, Operator] = field(init=False, default_factory=dict)  # those that do not depend on a picture
 
     def __post_init__(self) -> None:
+        if self.strength not in STRENGTHS:
+            raise UserError(f"the strength is {self.strength!r}; expected one of {', '.join(STRENGTHS)}")
         if self.samples < 1:
             raise UserError(f"samples must be at least 1, not {self.samples}")
         if self.batch is not None and self.batch < 1:
@@ -131,6 +139,10 @@ class Request:
         if isinstance(self.mask, np.ndarray):
             self.mask = torch.from_numpy(self.mask)
         self.method = make_solver(self.solver, self.steps)
+        if self.realism is not None:
+            if not hasattr(self.method, "realism"):
+                raise UserError(f"{self.method.name} has no realism; use the solver posterior, or leave it out")
+            self.method = make_solver(self.method, options={"realism": self.realism})
         if not isinstance(self.sigma, str) and self.sigma is not None:
             check_sigma(float(self.sigma))
         if isinstance(self.task, str) and self.task not in DETECTED:
@@ -147,7 +159,7 @@ class Request:
         """What the task auto does to a picture, which may be nothing; None for other tasks."""
         if self.task != "auto":
             return None
-        plan = plan_treatment(picture)
+        plan = plan_treatment(picture, "posterior" in self.method.needs, STRENGTHS[self.strength])
         if plan.task == NOTHING:
             name = picture.path or "the picture"
             logger.warning("%s is left as it is: %s To enlarge it, use --task sr4", name, " ".join(plan.because))
@@ -156,24 +168,27 @@ class Request:
     def problem(self, picture: Picture, plan: Treatment | None = None) -> Problem:
         """The problem that a picture is the measurement of; for the task auto, that of its plan."""
         task, sigma = self._detected(plan)
-        sigma_y = estimate_sigma(picture) if sigma == "auto" else float(sigma)
+        sigma_y = estimates.estimate_sigma(picture) * STRENGTHS[self.strength] if sigma == "auto" else float(sigma)
         check_sigma(sigma_y)
         if task == "jpeg":
-            task = jpeg_task(picture)
+            task = estimates.jpeg_task(picture)
         elif task == "deblur":
-            task = deblur_task(picture, sigma_y)
-        if isinstance(task, Operator):
+            task = estimates.deblur_task(picture, sigma_y)
+        if plan is not None and plan.operator is not None:
+            operator, name = plan.operator, plan.task
+        elif isinstance(task, Operator):
             operator, name = self._checked(task, picture), type(task).__name__
         else:
             task = Task.parse(task)
             operator, name = self._operator(task, picture), task.name
-        if picture.is_jpeg and (operator.scale > 1 or isinstance(operator, Blur)):
-            sigma_y = with_jpeg_noise(picture, sigma_y)
+        told = plan is not None and plan.conditions is not None
+        if picture.is_jpeg and not told and (operator.scale > 1 or isinstance(operator, Blur)):
+            sigma_y = estimates.with_jpeg_noise(picture, sigma_y)
         problem = Problem(operator, sigma_y, name)
         self.method.check(problem)
-        _warn_of_range(picture)
-        if isinstance(operator, Blur):
-            warn_of_misfit(picture, problem)
+        estimates.warn_of_range(picture)
+        if isinstance(operator, Blur) and not told:
+            estimates.warn_of_misfit(picture, problem)
         return problem
 
     def _detected(self, plan: Treatment | None) -> tuple[str | Task | Operator, float | Literal["auto"]]:
@@ -189,12 +204,8 @@ class Request:
             return task.operator(picture.size, mask=self._mask(picture))
         if task.name not in self.operators:
             size = None if picture is None else picture.size
-            self.operators[task.name] = task.operator(
-                size,
-                mask=self.mask,  # type: ignore[arg-type]
-                kernel=self.kernel,
-                operator_file=self.operator_file,
-            )
+            given: Any = {"mask": self.mask, "kernel": self.kernel, "operator_file": self.operator_file}
+            self.operators[task.name] = task.operator(size, **given)
         return self.operators[task.name]
 
     def _mask(self, picture: Picture) -> Tensor | str | Path:
@@ -228,7 +239,7 @@ class Request:
         if self.mask is None and isinstance(problem.operator, Inpaint) and not isinstance(self.task, Operator):
             picture = dataclasses.replace(picture, alpha=None)  # its alpha is the mask
         seeds = sample_seeds(self.seed, name, self.samples)
-        beyond = isinstance(problem.operator, Blur) and continues_beyond(picture, problem)
+        beyond = isinstance(problem.operator, Blur) and estimates.continues_beyond(picture, problem)
         return [Job(picture, problem, seed, beyond, parts) for seed in seeds]
 
 
@@ -240,7 +251,7 @@ class Job:
     problem: Problem
     seed: int
     continues: bool  # the scene continues beyond the border of the picture, and was blurred into it
-    parts: Mapping[str, Any]  # networks beside the prior
+    parts: Mapping[str, Any]  # networks beside the prior, and the conditions that one of them is told
 
     def image_size(self) -> Size:
         """The size of the restored picture."""
@@ -253,6 +264,7 @@ class Job:
             self.picture.size == other.picture.size
             and self.problem.operator.key == other.problem.operator.key
             and self.continues == other.continues
+            and self.parts.get("conditions") is other.parts.get("conditions")
         )
 
     def measurement(self, window: Window) -> Tensor:
@@ -272,7 +284,7 @@ class Job:
         where networks expect to average three.
         """
         sigma_y = float(self.problem.sigma_y)
-        if "network" not in solver.needs or not isinstance(self.problem.operator, LinearOperator):
+        if not {"network", "posterior"} & {*solver.needs} or not isinstance(self.problem.operator, LinearOperator):
             return sigma_y
         if self.picture.grey:
             sigma_y *= 3**0.5
@@ -288,18 +300,6 @@ class Job:
             alpha = enlarged if alpha.dtype.kind == "f" else np.rint(enlarged).astype(alpha.dtype)
         grey = source.grey and not isinstance(self.problem.operator, Colorize)
         return dataclasses.replace(source, pixels=x.permute(1, 2, 0).numpy(), alpha=alpha, grey=grey)
-
-
-def _warn_of_range(picture: Picture) -> None:
-    """Warn if floating-point pixels seem to be in [-1, 1]; noise would go beyond white, too."""
-    pixels = picture.pixels
-    if pixels.dtype == np.float32 and pixels.min() < -0.5 and pixels.max() <= 1:
-        logger.warning(
-            "%s has values from %.2f to %.2f; expected [0, 1]: take (x + 1) / 2",
-            picture.path or "the picture",
-            pixels.min(),
-            pixels.max(),
-        )
 
 
 class Engine(Protocol):
@@ -371,6 +371,18 @@ class Execution:
         self.pipe.tile = min(self.pipe.tile, self.tile)
         logger.warning("out of memory: continuing with tiles of %d pixels", self.tile)
 
+    def tiles(self, size: Size, operator: Operator) -> list[Tile]:
+        """The tiles of a picture. For a posterior network on the CPU they have the side that costs least: fewer pixels in
+        overlaps, and short attention, whose cost for a pixel grows with the area of a tile."""
+        sides = [self.tile]
+        if self.request.tile is None and self.pipe.device.type == "cpu" and "posterior" in self.solver.needs:
+            sides = [side for side in range(320, 577, 32) if side <= self.tile * 9 // 8] or sides
+
+        def cost(tiles: list[Tile]) -> float:
+            return sum((area := t.window.height * t.window.width) * (1 + area * SHARE_OF_ATTENTION) for t in tiles)
+
+        return min((plan_for(size, operator, side) for side in sides), key=cost)
+
     def solve(self, jobs: Sequence[Job], progress: Callable[[float], None]) -> Tensor:
         """(B, 3, H, W) in [0, 1], on the CPU."""
         operator = jobs[0].problem.operator
@@ -379,7 +391,7 @@ class Execution:
             group = Group(self, jobs, size, 1, progress)
             out = group.restore([Window(0, 0, *size)])[0].to("cpu", torch.float32)
         else:
-            tiles = plan_for(size, operator, self.tile)
+            tiles = self.tiles(size, operator)
             group = Group(self, jobs, size, len(tiles), progress)
             # windows of an operator can run as one batch if it is the same everywhere, or a mask
             joinable = isinstance(operator, Inpaint) or type(operator).crop is Operator.crop
@@ -390,7 +402,7 @@ class Execution:
                 f"{self.solver.name} gave no finite numbers, so there is no picture; use its default settings, "
                 "dtype float32, or another model"
             )
-        self.evaluations = self.solver.evaluations() * group.tiles
+        self.evaluations = group.solver.evaluations() * group.tiles
         return out.add_(1).div_(2).clamp_(0, 1)
 
 
@@ -398,21 +410,11 @@ class Group:
     """Jobs that run in one batch, and the windows of their pictures."""
 
     def __init__(
-        self,
-        execution: Execution,
-        jobs: Sequence[Job],
-        size: Size,
-        tiles: int,
-        progress: Callable[[float], None],
+        self, execution: Execution, jobs: Sequence[Job], size: Size, tiles: int, progress: Callable[[float], None]
     ) -> None:
-        self.execution, self.jobs, self.size, self.tiles, self.progress = (
-            execution,
-            jobs,
-            size,
-            tiles,
-            progress,
-        )
+        self.execution, self.jobs, self.size, self.tiles, self.progress = execution, jobs, size, tiles, progress
         self.pipe, self.problem = execution.pipe, jobs[0].problem
+        self.solver = execution.solver.settled(self.problem, jobs[0].parts)
         self.operator = self.problem.operator.to(self.pipe.device)
         tile = min(execution.tile, *size)
         self.around = surroundings_of(self.operator, tile) if tiles > 1 else 0
@@ -442,11 +444,12 @@ class Group:
         seeds = [job.seed for _ in windows for job in jobs]
         corners = [(window.top, window.left) for window in windows for _ in jobs]
         size = (y.shape[-2] * operator.scale, y.shape[-1] * operator.scale)
-        run = Run(y, part, self.pipe.prior, seeds, step_done, size, corners, **jobs[0].parts)
-        x = self.execution.solver.solve(run).detach()
+        prior = self.pipe.prior if "prior" in self.solver.needs else None
+        run = Run(y, part, prior, seeds, step_done, size, corners, **jobs[0].parts)
+        x = self.solver.solve(run).detach()
         self.finished += count
         x = x[..., : windows[0].height, : windows[0].width]
-        if self.tiles > 1:
+        if self.tiles > 1 and "posterior" not in self.solver.needs:  # which starts from the mean
             x = match_mean(x, y, part)
         return x.unflatten(0, (count, len(jobs)))
 

@@ -45,7 +45,7 @@ class JPEGSettings(NamedTuple):
             return np.asarray(image).reshape(pixels.shape)
 
 
-def jpeg_settings(path: str | Path | None) -> JPEGSettings | None:
+def jpeg_settings(path: str | Path | bytes | None) -> JPEGSettings | None:
     """Returns how a file was written, or None if there is no file or it is not a JPEG."""
     if path is None:
         return None
@@ -59,9 +59,9 @@ def jpeg_settings(path: str | Path | None) -> JPEGSettings | None:
     return JPEGSettings(tables, sampling) if tables and len(tables[0]) == 64 else None
 
 
-def jpeg_quality(path: str | Path) -> int:
-    """Returns the quality (1 to 100) that a JPEG file was written with, from its quantisation table."""
-    settings = jpeg_settings(path)
+def jpeg_quality(path: str | Path, content: bytes | None = None) -> int:
+    """Returns the quality (1 to 100) that a JPEG file, or its `content`, was written with, from its quantisation table."""
+    settings = jpeg_settings(path if content is None else content)
     if settings is None:
         raise UserError(f"{path} is not a JPEG file, so its quality cannot be read; name it, as in --task jpeg10")
     return settings.quality
@@ -74,11 +74,11 @@ def jpeg_noise(picture: Picture) -> float:
     smaller than that: with a Laplace distribution of scale b, the share p that did not become 0 is
     exp(−q / 2b), and the error is √2·b.
     """
-    settings = jpeg_settings(picture.path) if picture.is_jpeg else None
-    if picture.path is None or settings is None:
+    settings = jpeg_settings(picture.file) if picture.is_jpeg else None
+    if picture.file is None or settings is None:
         return 0.0
     try:
-        with open_image(picture.path) as image:
+        with open_image(picture.file) as image:
             grey = np.asarray(image.convert("L"))  # not turned upright, which would move its blocks
     except Exception:  # as in `read_file`
         return 0.0

@@ -20,12 +20,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ddc.eight_bits import SCALE, from_8_bits, to_8_bits
 from ddc.errors import UserError
 
 WEIGHTS = "diffusion_pytorch_model"
+LARGEST_CONFIG = 10_000_000  # bytes; the longest is an index of many shards
 # of prior, network, posterior and bridge: configurations by their names
 PRESETS: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
-LARGEST_CONFIG = 10_000_000  # bytes; the longest is an index of many shards
 
 
 class CompactUNet(nn.Module):
@@ -33,7 +34,8 @@ class CompactUNet(nn.Module):
 
     It takes any height and width (padded inside to a multiple of `size_multiple`). `channels[i]` is the width of level i,
     the last of which is the middle; the blocks are numbers of residual blocks. `middle_blocks` more follow at the lowest
-    level, each with attention. Fresh blocks and attention add nothing, so that a trained network can be grown.
+    level, each with attention. `conditions` is how many numbers it is told of each picture beside the time. Fresh blocks,
+    attention and conditions add nothing, so that a trained network can be grown.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class CompactUNet(nn.Module):
         groups: int = 32,
         middle_blocks: int = 0,
         attention_levels: tuple[int, ...] = (),
+        conditions: int = 0,
     ) -> None:
         settings = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
@@ -58,6 +61,7 @@ class CompactUNet(nn.Module):
         self.time_dim, time_dim = channels[0], 4 * channels[0]
         self.checkpointing = False  # keep only the inputs of each block, and compute its inside again going back
         self.time = nn.Sequential(nn.Linear(self.time_dim, time_dim), nn.SiLU(), nn.Linear(time_dim, time_dim))
+        self.conditions = _zeroed(nn.Linear(conditions, time_dim, bias=False)) if conditions else None
         self.enter = nn.Conv2d(in_channels * patch_size**2, channels[0], 3, padding=1)
 
         self.down = nn.ModuleList()
@@ -88,9 +92,9 @@ class CompactUNet(nn.Module):
         self.exit_norm = GroupNorm(groups, channels[0])
         self.exit = _zeroed(nn.Conv2d(channels[0], out_channels * patch_size**2, 3, padding=1))
 
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """x (B, in, H, W) and t (B,), or (1,) for all images, → (B, out, H, W)."""
-        emb = self._embed(t, x.dtype)
+    def forward(self, x: Tensor, t: Tensor, conditions: Tensor | None = None) -> Tensor:
+        """x (B, in, H, W), t (B,) and conditions (B, n), or (1,) and (1, n) for all images, → (B, out, H, W)."""
+        emb = self._embed(t, x.dtype, conditions)
         features = self._encode(x, emb)
         h = features[-1]
         for stage, level in zip(self.up, reversed(range(len(self.up))), strict=True):
@@ -106,8 +110,11 @@ class CompactUNet(nn.Module):
         """The features of the way down, one tensor for each level."""
         return self._encode(x, self._embed(t, x.dtype))
 
-    def _embed(self, t: Tensor, dtype: torch.dtype) -> Tensor:
-        return F.silu(self.time(sinusoidal(t, self.time_dim).to(dtype)))
+    def _embed(self, t: Tensor, dtype: torch.dtype, conditions: Tensor | None = None) -> Tensor:
+        emb = self.time(sinusoidal(t, self.time_dim).to(dtype))
+        if self.conditions is not None and conditions is not None:
+            emb = emb + self.conditions(conditions.to(dtype))
+        return F.silu(emb)
 
     def _encode(self, x: Tensor, emb: Tensor) -> list[Tensor]:
         x = pad_to_multiple(x, self.size_multiple)
@@ -141,7 +148,7 @@ RANGES = {
     **{"in_channels": (1, 64), "out_channels": (1, 64), "patch_size": (1, 16), "channels": (1, 8192)},
     **{"encoder_blocks": (0, 64), "decoder_blocks": (0, 64), "middle_blocks": (0, 64), "attention_levels": (0, 7)},
     **{"head_dim": (1, 8192), "groups": (1, 8192), "layers_per_block": (1, 64), "block_out_channels": (1, 8192)},
-    **{"depth": (2, 200), "width": (1, 8192)},
+    **{"depth": (2, 200), "width": (1, 8192), "conditions": (0, 64)},
 }
 LISTS = ("channels", "encoder_blocks", "decoder_blocks", "attention_levels", "block_out_channels")
 LARGEST_MULTIPLE = 256  # of pixels to which a network pads a picture
@@ -183,7 +190,7 @@ def shorten(value: Any) -> str:
     return " ".join(str(value)[:300].split())[:100]
 
 
-def _zeroed(layer: nn.Conv2d) -> nn.Conv2d:
+def _zeroed(layer: nn.Module) -> nn.Module:
     """The layer with weights of zero, so that a fresh block adds nothing."""
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
@@ -299,15 +306,13 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     return F.pad(x, (0, right, 0, down), mode=mode)
 
 
-def run_unet(unet: Callable[..., Any], x: Tensor, t: int | Tensor) -> Tensor:
+def run_unet(unet: Callable[..., Any], x: Tensor, t: int | Tensor, conditions: Tensor | None = None) -> Tensor:
     """Call either class of U-Net with an integer t or one per image."""
     times = t if isinstance(t, Tensor) else torch.full((1,), t, device=x.device)  # one for all images
-    height, width = x.shape[-2:]
     if getattr(unet, "channels_last", False):  # prepared for the CPU
         x = x.contiguous(memory_format=torch.channels_last)
-    out = unet(pad_to_multiple(x, unet_size_multiple(unet)), times)
-    out = out if isinstance(out, Tensor) else out.sample
-    return out[..., :height, :width]
+    out = unet(pad_to_multiple(x, unet_size_multiple(unet)), times, *([] if conditions is None else [conditions]))
+    return (out if isinstance(out, Tensor) else out.sample)[..., : x.shape[-2], : x.shape[-1]]
 
 
 def unet_size_multiple(unet: Callable[..., Any]) -> int:
@@ -338,16 +343,6 @@ def build_network(config: dict[str, Any]) -> nn.Module:
     if unet_size_multiple(network) > LARGEST_MULTIPLE:
         raise UserError(f"this network pads pictures to multiples of more than {LARGEST_MULTIPLE} pixels")
     return network
-
-
-def read_preset(kind: str, name: str) -> dict[str, Any]:
-    """The configuration of a prior, network, posterior or bridge: by the name of a preset, or from a JSON file."""
-    if name in PRESETS[kind]:
-        return dict(PRESETS[kind][name])
-    path = Path(name)
-    if path.suffix == ".json" and path.is_file():
-        return read_config(path.parent, path.name)
-    raise UserError(f"{name!r} is neither a preset ({', '.join(PRESETS[kind])}) nor a JSON file with a configuration")
 
 
 def network_config(network: nn.Module) -> dict[str, Any]:
@@ -412,23 +407,33 @@ def load_network(
     config = read_config(folder) if config is None else config
     with torch.device("meta"):
         blank = build(config)
-    paths = weight_paths(folder)
-    shapes: dict[str, Sequence[int]] = {}
-    for path in paths:
+    headers: dict[str, Any] = {}
+    for path in weight_paths(folder):
         with open_weights(path) as file:
-            shapes |= {_present_name(name): file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            headers |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    scales = {name + SCALE for name, header in headers.items() if header.get_dtype() == "I8"}
+    shapes = {_present_name(name): header.get_shape() for name, header in headers.items() if name not in scales}
     check_fit(blank, shapes, folder)
-    state: dict[str, Tensor] = {}
-    for path in paths:
-        with open_weights(path) as file:
-            state |= {_present_name(name): file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-    check_finite(state, folder)
+    check_finite(state := read_weights(folder), folder)
     network = build(config)
     network.load_state_dict(state)
     network.eval().requires_grad_(False)
     if not isinstance(network, CompactUNet) and "in_channels" in network.config:  # type: ignore[operator]
-        _try_out(network, folder)
+        from ddc.guided import try_out
+
+        try_out(network, folder)
     return network
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of a folder, in float32 and by their present names."""
+    stored: dict[str, Tensor] = {}
+    for path in weight_paths(folder):
+        with open_weights(path) as file:
+            stored |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if any(tensor.dtype == torch.int8 for tensor in stored.values()):
+        stored = from_8_bits(stored, folder)
+    return {_present_name(name): tensor.float() for name, tensor in stored.items()}
 
 
 def _present_name(name: str) -> str:
@@ -436,20 +441,6 @@ def _present_name(name: str) -> str:
     old = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
     parts = name.rsplit(".", 2)
     return ".".join([parts[0], old[parts[1]], parts[2]]) if ".attentions." in name and parts[1] in old else name
-
-
-def _try_out(network: nn.Module, folder: Path) -> None:
-    """Refuse a network of diffusers whose settings of the wrong type show only when it runs."""
-    side = 2 * unet_size_multiple(network)  # GroupNorm refuses single pixels
-    config: Any = network.config
-    x = torch.zeros(1, config["in_channels"], side, side)
-    try:
-        with torch.no_grad():
-            shape = tuple(run_unet(network, x, 1).shape)
-    except Exception as error:
-        raise UserError(f"the network in {folder} does not run ({shorten(error)}); check its config.json") from None
-    if shape != (1, config["out_channels"], side, side):
-        raise UserError(f"the network in {folder} does not return a picture; check its config.json")
 
 
 def check_fit(network: nn.Module, shapes: Mapping[str, Sequence[int]], source: Path) -> None:
@@ -480,15 +471,27 @@ def save_network(
     dtype: torch.dtype = torch.float32,
     shard_mb: float | None = None,
 ) -> None:
-    """Write config.json and safetensors, in shards of at most `shard_mb` megabytes if given."""
-    from huggingface_hub import save_torch_state_dict
-
+    """Write config.json and safetensors; see `save_weights`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = network_config(network) | (extra_config or {})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    given = state if state is not None else network.state_dict()
-    tensors = {k: v.detach().to("cpu", dtype if v.is_floating_point() else v.dtype) for k, v in given.items()}
+    save_weights(state if state is not None else network.state_dict(), folder, dtype, shard_mb)
+
+
+def save_weights(state: dict[str, Tensor], folder: Path, dtype: torch.dtype, shard_mb: float | None = None) -> None:
+    """Write safetensors, in shards of at most `shard_mb` megabytes if given.
+
+    The dtype int8 is that of `to_8_bits`.
+    """
+    from huggingface_hub import save_torch_state_dict
+
+    if dtype == torch.int8:
+        state, dtype = to_8_bits(state), torch.float16
+    tensors = {
+        k: v.detach().to("cpu", dtype if v.is_floating_point() and not k.endswith(SCALE) else v.dtype)
+        for k, v in state.items()
+    }
     tensors = {k: v.clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
     limit = sys.maxsize if shard_mb is None else int(shard_mb * 1e6)
     # this also removes the files of earlier weights

@@ -19,13 +19,15 @@ import PIL.Image
 import torch
 from torch import Tensor
 
-from ddc.diagnosis.findings import NOTHING, Treatment
+from ddc.diagnosis.treatment import NOTHING, Treatment, regret
 from ddc.errors import UserError
-from ddc.fast import TRAINED_SIZE, accelerate_models, cpu_unet, default_tile, pick_device
+from ddc.fast import TRAINED_SIZE, accelerate_models, cpu_threads, cpu_unet, default_tile, pick_device
 from ddc.images import ROUNDING_8_BIT, Picture, checked_floats
 from ddc.jobs import Clock, Execution, Forecast, Image, Job, Options, Request
 from ddc.operators.base import Operator, Size
 from ddc.operators.colorize import Colorize
+from ddc.operators.inpaint import Denoise
+from ddc.perceptual import interval
 from ddc.priors import DataConsistency, Prior
 from ddc.problems import Problem, Task
 from ddc.solvers.base import Callback, Run, Solver
@@ -41,6 +43,7 @@ PARTS = {
     "denoiser": "dncnn",
     "posterior": "posterior",
 }  # the folders of networks that solvers need beside the model
+DOUBT_SAMPLES = 8  # from which the interval of a pixel is found
 MOST_NOISE = 0.1  # that the shipped network was trained for, in [0, 1] units
 
 
@@ -61,6 +64,8 @@ class RestorationResult:
     notes: list[list[str]]  # the warnings of the logger "ddc" for each
     forecast: Forecast | None = None  # the expected time, where the solver has steps
     found: list[list[str]] = field(default_factory=list)  # for the task auto, what was found in each, in words
+    # with `doubt`, the bounds between which each pixel of the true picture lies with 90 %, (3, H, W) in [0, 1] units
+    intervals: list[tuple[Tensor, Tensor]] = field(default_factory=list, repr=False)
 
     @property
     def picture(self) -> Picture:
@@ -69,62 +74,54 @@ class RestorationResult:
 
 
 class RestorationPipeline:
-    """A prior, and the data-consistency network that belongs to it."""
+    """A prior, and the data-consistency network that belongs to it; or a posterior network, which needs neither."""
+
+    prior: Prior
+    network: DataConsistency | None
 
     def __init__(
         self,
-        prior: Prior,
+        prior: Prior | None,
         network: DataConsistency | None = None,
         folder: Path | None = None,
         tile: int | None = None,
     ) -> None:
-        self.prior, self.network, self.folder = prior, network, folder
+        """Without a prior, it and the network are read from the model's folder when a solver first needs them."""
+        self.folder = folder
+        self.solver = "ddc" if prior is not None else default_solver(folder)  # if none is named
+        self._plain = None if prior is None else (prior, network)  # as given, before they were prepared for a device
+        if prior is not None:
+            self.prior, self.network = prior, network
+        self._target: tuple[bool, dict[str, Any]] = (False, {})  # the fast path, and its options
         self.tile = TRAINED_SIZE if tile is None else tile
         self.device = torch.device("cpu")
         self.batch = 1  # pictures or tiles at once; the fast path chooses it by the card's memory
         self._chosen_tile = tile
-        self._plain = (prior, network)  # as given, before they were prepared for a device
         self._told: set[str] = set()  # warnings that were logged
-        self._parts: dict[tuple[str, str], dict[str, Any]] = {}  # of solvers, by their name and the task's
+        self._parts: dict[tuple[str, ...], dict[str, Any]] = {}  # of solvers, by their name and those of the folders
 
     @staticmethod
     def from_pretrained(folder: str | Path | None = None, network: str | Path | None = None) -> "RestorationPipeline":
-        """Read a model folder: prior/ and network/. None is the model that is shipped with the package.
+        """Read a model folder: prior/ and network/, or posterior/. A model on the Hugging Face Hub is "user/model" or
+        "user/model@revision". None is the model that is shipped with the package.
 
+        In a model with posterior/ the others are read only when a solver needs them.
         A prior's own folder (unet/ and scheduler/) works as well, and so does a folder with network/ alone, which uses
         the shipped prior. `network` names a data-consistency network in another folder.
         """
-        folder = DEFAULT_MODEL if folder is None else Path(folder)
-        try:
-            return RestorationPipeline._read(folder, network)
-        except OSError as error:
-            raise UserError(
-                f"the model {error.filename or folder} cannot be read ({error.strerror or error}); check its folder"
-            ) from None
+        folder = DEFAULT_MODEL if folder is None else model_folder(folder)
+        if network is None and default_solver(folder) == "posterior":
+            return RestorationPipeline(None, None, folder)
+        return RestorationPipeline(*_read_models(folder, network), folder)
 
-    @staticmethod
-    def _read(folder: Path, network: str | Path | None) -> "RestorationPipeline":
-        if not folder.exists():
-            missing = "no model is shipped with this package; name a folder with --model"
-            raise UserError(
-                missing if folder == DEFAULT_MODEL else f"the model folder {folder} does not exist; check --model"
-            )
-        if folder.is_file():
-            raise UserError(
-                f"{folder} is a file; a model is a folder with prior/ and network/. "
-                "Convert a checkpoint (.pt) with `ddc convert`"
-            )
-        prior = prior_folder(folder)
-        if prior is None:
-            lack = ", and none is shipped with this package" if (folder / "network").is_dir() else ""
-            raise UserError(f"{folder} is not a model: it has no prior/ (with unet/ and scheduler/) in it{lack}")
-        network_folder = Path(network) if network is not None else folder / "network"
-        has_network = network is not None or network_folder.is_dir()
-        return RestorationPipeline(
-            Prior.from_pretrained(prior).requires_grad_(False),
-            DataConsistency.from_pretrained(network_folder).requires_grad_(False) if has_network else None,
-            folder,
-        )
+    def __getattr__(self, name: str) -> Any:
+        """Read the prior and the network when one of them is first asked for."""
+        if name not in ("prior", "network") or self.__dict__.get("_plain", ()) is not None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._plain = _read_models(self.folder or DEFAULT_MODEL, None)
+        fast, options = self._target
+        self.to(self.device, fast, **options)
+        return self.__dict__[name]
 
     def to(self, device: str | torch.device, fast: bool = True, **options: Any) -> "RestorationPipeline":
         """Move to a device; "auto" is the best one available.
@@ -133,17 +130,21 @@ class RestorationPipeline:
         """
         device = pick_device(device)
         tile = default_tile(device) if self._chosen_tile is None else self._chosen_tile
+        self.device, self.tile, self.batch, self._target = device, tile, 1, (fast, options)
+        self._parts.clear()
+        if self._plain is None:
+            if fast and device.type == "cpu":
+                torch.set_num_threads(cpu_threads())
+            return self
         prior, network = self._plain
-        batch = 1
         if fast:
             models = accelerate_models(prior, network, device, size=tile, **options)
-            prior, network, batch = models.prior, models.network, models.batch
+            prior, network, self.batch = models.prior, models.network, models.batch
         else:
             prior.to(device)
             if network is not None:
                 network.to(device)
-        self.prior, self.network, self.device, self.tile, self.batch = prior, network, device, tile, batch
-        self._parts.clear()
+        self.prior, self.network = prior, network
         return self
 
     def __call__(
@@ -159,7 +160,7 @@ class RestorationPipeline:
         """
         started = time.perf_counter()
         pictures = as_pictures(images)
-        request = Request(task, **options)
+        request = Request(task, **Options(solver=self.solver) | options)
         jobs: list[Job] = []
         notes: list[list[str]] = [[] for _ in pictures]
         plans: list[Treatment | None] = []
@@ -171,25 +172,26 @@ class RestorationPipeline:
                 measured = plan.prepared(picture) if plan else picture
                 problem = request.problem(measured, plan)
                 self.check_training(request.method, problem)
-            jobs += request.jobs(measured, problem, index, self.parts(request.method, problem))
+            parts = self.parts(request.method, problem)
+            if plan is not None and plan.conditions is not None:
+                parts = parts | {"conditions": plan.conditions.tensor(self.device)}
+            jobs += request.jobs(measured, problem, index, parts)
 
         run = Execution(self, request, Clock(started, len(jobs), request.forecast, self.device))
         of_all: list[str] = []  # warnings about the computer, not a picture
         with _noting(of_all, set()):
             restored = iter(run.all(jobs))
         n = request.samples
-        problems = iter([job.problem for job in jobs[::n]])
+        jobs_done = iter(jobs[::n])
         per_picture: list[list[Picture]] = []
         done: list[tuple[str, float]] = []  # the task and the noise of each
-        for picture, plan in zip(pictures, plans, strict=True):
-            if plan is not None and plan.task == NOTHING:
-                per_picture.append([picture] * n)
-                done.append((NOTHING, 0.0))
-                continue
-            samples = [next(restored) for _ in range(n)]
-            per_picture.append([plan.finished(sample, picture) for sample in samples] if plan else samples)
-            problem = next(problems)
-            done.append((problem.name, float(problem.sigma_y)))
+        for index, (picture, plan) in enumerate(zip(pictures, plans, strict=True)):
+            alone = plan is not None and plan.task == NOTHING
+            samples = [picture] * n if alone else [next(restored) for _ in range(n)]
+            with _noting(notes[index], self._told):
+                kept, task_done = _accepted(samples, picture, plan, None if alone else next(jobs_done))
+            per_picture.append(kept)
+            done.append(task_done)
         return RestorationResult(
             pictures=[samples[0] for samples in per_picture],
             samples=per_picture,
@@ -203,7 +205,21 @@ class RestorationPipeline:
             notes=[own + of_all for own in notes],
             forecast=run.clock.forecast,
             found=[list(plan.because) if plan else [] for plan in plans],
+            intervals=self._intervals(pictures, task, request, options) if request.doubt else [],
         )
+
+    def _intervals(
+        self, pictures: list[Picture], task: str | Task | Operator, request: Request, options: Options
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The interval of each pixel, from samples that are drawn for it."""
+        drawn: Options = {"solver": self.solver, **options, "doubt": False, "samples": DOUBT_SAMPLES}
+        drawn |= {"callback": None, "progress": None, "forecast": None}
+        factor = 1.0
+        if "posterior" in request.method.needs:
+            drawn["realism"] = 1.0
+            factor = self.parts(request.method, Problem(Denoise()))["posterior"].doubt
+        samples = self(pictures, task, **drawn).samples
+        return [interval(torch.stack([one.tensor for one in each]), factor) for each in samples]
 
     @staticmethod
     def check_options(task: str | Task | Operator, **options: Unpack[Options]) -> None:
@@ -221,14 +237,15 @@ class RestorationPipeline:
     ) -> Tensor:
         """The restored pictures (B, 3, H, W) in about [-1, 1], for measurements y on this pipeline's device, with a
         seed for each; `size` is their height and width."""
-        run = Run(y, problem, self.prior, list(seeds), callback, size, **self.parts(solver, problem))
+        prior = self.prior if "prior" in solver.needs else None
+        run = Run(y, problem, prior, list(seeds), callback, size, **self.parts(solver, problem))
         return solver.solve(run).detach()
 
     def check_training(self, solver: Solver, problem: Problem) -> None:
         """Refuse a solver whose network is missing; warn if the shipped one was not trained for the task or the noise."""
-        if "network" not in solver.needs:
+        if not {"network", "posterior"} & {*solver.needs}:
             return
-        if self.network is None:
+        if "network" in solver.needs and self.network is None:
             raise UserError(
                 f"{solver.name} needs a data-consistency network; {self.folder or 'this model'} has no network/. "
                 "Name one with --network, or use ddnm or dps"
@@ -248,10 +265,10 @@ class RestorationPipeline:
         """The networks that a solver uses beside the prior, on this device."""
         if "network" in solver.needs:
             return {"network": self.network}
-        key = (solver.name, problem.name)
+        key = (solver.name, *part_names(solver, problem.name))
         if key not in self._parts:
             loaded = load_parts(solver, self.folder, problem)
-            if self.device.type == "cpu" and self.prior is not self._plain[0]:  # the fast path
+            if self.device.type == "cpu" and self._target[0]:  # the fast path
                 for part in loaded.values():
                     if hasattr(part, "unet"):
                         part.unet = cpu_unet(part.unet)
@@ -295,6 +312,20 @@ def restore(
 ) -> RestorationResult:
     """Restore pictures with the shipped model on the best device; for many calls, keep a `RestorationPipeline`."""
     return RestorationPipeline.from_pretrained().to("auto")(images, task, **options)
+
+
+def _accepted(
+    samples: list[Picture], source: Picture, plan: Treatment | None, job: Job | None
+) -> tuple[list[Picture], tuple[str, float]]:
+    """The restored pictures, the task and the noise; a guess of the task auto that made things worse is taken back."""
+    if job is None:
+        return samples, (NOTHING, 0.0)
+    sorry = regret(samples[0], job.picture, job.problem) if plan else None
+    if sorry:
+        logger.warning("%s: %s", source.path or "the picture", sorry)
+        return [source] * len(samples), (NOTHING, 0.0)
+    finished = [plan.finished(sample, source) for sample in samples] if plan else samples
+    return finished, (job.problem.name, float(job.problem.sigma_y))
 
 
 def _mean(samples: list[Picture]) -> Picture:
@@ -346,6 +377,50 @@ def _as_picture(image: Image) -> Picture:
     return Picture(checked_floats("the picture", image), bits=32)
 
 
+def model_folder(given: str | Path) -> Path:
+    """The folder of a model; one on the Hugging Face Hub is fetched first."""
+    try:
+        if Path(given).exists():
+            return Path(given)
+    except OSError as error:
+        raise UserError(f"the model {given} cannot be read ({error.strerror or error}); check its folder") from None
+    from ddc.hub import fetch_model
+
+    return fetch_model(given)
+
+
+def _read_models(folder: Path, network: str | Path | None) -> tuple[Prior, DataConsistency | None]:
+    """The prior and the network of a model folder."""
+    try:
+        if not folder.exists():
+            raise UserError("no model is shipped with this package; name a folder with --model")
+        if folder.is_file():
+            raise UserError(
+                f"{folder} is a file; a model is a folder with prior/ and network/. "
+                "Convert a checkpoint (.pt) with `ddc convert`"
+            )
+        prior = prior_folder(folder)
+        if prior is None:
+            lack = ", and none is shipped with this package" if (folder / "network").is_dir() else ""
+            raise UserError(f"{folder} is not a model: it has no prior/ (with unet/ and scheduler/) in it{lack}")
+        network_folder = Path(network) if network is not None else folder / "network"
+        has_network = network is not None or network_folder.is_dir()
+        return (
+            Prior.from_pretrained(prior).requires_grad_(False),
+            DataConsistency.from_pretrained(network_folder).requires_grad_(False) if has_network else None,
+        )
+    except OSError as error:
+        raise UserError(
+            f"the model {error.filename or folder} cannot be read ({error.strerror or error}); check its folder"
+        ) from None
+
+
+def default_solver(model: str | Path | None) -> str:
+    """The solver of a model if none is named: posterior, if the model has such a network, else ddc."""
+    folder = DEFAULT_MODEL if model is None else model_folder(model)
+    return "posterior" if (folder / PARTS["posterior"] / "config.json").is_file() else "ddc"
+
+
 def prior_folder(model: Path) -> Path | None:
     """Where a model's prior lies: in prior/, in the folder itself, or, for a network alone, in the default model."""
     places = [model / "prior" if (model / "prior").is_dir() else model]
@@ -363,7 +438,7 @@ def find_part(name: str, model: str | Path | None) -> Path | None:
     """The folder of a solver's own network: in the model's folder, beside it, in the package, or in the repository
     that the package is used from."""
     package = Path(__file__).parent
-    places = [package / "models", package.parents[1] / "models"]
+    places = [package / "models", package.parents[1] / "models", DEFAULT_MODEL]
     if model is not None:
         places = [Path(model), Path(model).absolute().parent, *places]
     return next((place / name for place in places if (place / name / "config.json").is_file()), None)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ddc.errors import UserError
-from ddc.networks import build_network, load_network, read_config, read_preset, run_unet, save_network
+from ddc.networks import PRESETS, build_network, load_network, read_config, run_unet, save_network
 
 Spacing = Literal["leading", "even"]
 Time = int | Tensor
@@ -46,7 +46,10 @@ DDPM_LIKE = [
     "KDPM2Discrete",
     "KDPM2AncestralDiscrete",
 ]
-PredictionType = Literal["epsilon", "v_prediction", "sample"]
+# and of models with another noise, see `ddc.flows`
+FLOW = ["FlowMatchEulerDiscrete", "FlowMatchHeunDiscrete"]
+EDM = ["EDMEuler", "EDMDPMSolverMultistep"]
+PredictionType = Literal["epsilon", "v_prediction", "sample", "flow", "edm_epsilon", "edm_v_prediction"]
 Input = Literal["y", "estimate", "wiener", "mask", "sigma", "projection"]
 Residual = Literal["x0", "blend"]
 TRAIN_STEPS = 1000
@@ -103,6 +106,11 @@ class Schedule:
     def level(self, t: Time, like: Tensor) -> Tensor:
         """√(1−ᾱ_t), the noise level of x_t. The cast follows the subtraction, which is inexact in float32."""
         return (1 - self._exact(t, like)).sqrt().to(like.dtype)
+
+    def noise_to_signal(self, t: Time, like: Tensor) -> Tensor:
+        """√((1−ᾱ_t)/ᾱ_t), as exact as the table."""
+        a = self._exact(t, like)
+        return ((1 - a) / a).sqrt()
 
     def add_noise(self, x0: Tensor, t: Time, z: Tensor) -> Tensor:
         """q(x_t | x_0): √ᾱ_t x_0 + √(1−ᾱ_t) z."""
@@ -179,7 +187,7 @@ class Denoiser(Protocol):
 
 
 class Prior(nn.Module):
-    """A U-Net that predicts ε, v or x0, shown to solvers as x̂0 and ε̂."""
+    """A U-Net that predicts ε, v or x0, or a flow or EDM's residual, shown to solvers as x̂0 and ε̂."""
 
     def __init__(
         self,
@@ -192,7 +200,7 @@ class Prior(nn.Module):
         super().__init__()
         if prediction_type not in get_args(PredictionType):
             raise UserError(
-                f"the prediction type {prediction_type!r} is not known; expected epsilon, v_prediction or sample"
+                f"the prediction type {str(prediction_type)[:40]!r} is not known; expected epsilon, v_prediction or sample"
             )
         self.unet = unet
         self.schedule = schedule
@@ -207,6 +215,11 @@ class Prior(nn.Module):
 
         x̂0 is clamped to ±clamp where the prior's configuration says so; ε̂ is left as predicted.
         """
+        if self.prediction_type in ("flow", "edm_epsilon", "edm_v_prediction"):
+            from ddc.flows import predict  # which few models need
+
+            x0, noise = predict(self, x, t)
+            return Prediction(x0 if self.clamp is None else x0.clamp(-self.clamp, self.clamp), noise)
         raw = run_unet(self.unet, x, t).to(x.dtype)
         v = None
         if self.learns_variance:
@@ -239,14 +252,8 @@ class Prior(nn.Module):
                 f"i2sb-{config['task']}"
             )
         unet = load_network(unet_folder, config)
-        places = [
-            folder / "scheduler",
-            folder,
-            *([folder.absolute().parent / "scheduler"] if folder.name == "unet" else []),
-        ]
-        places = [place for place in places if (place / SCHEDULER).is_file()]
-        scheduler = read_config(places[0], SCHEDULER) if places else {}
-        kind = scheduler.get("prediction_type", "epsilon")
+        scheduler = read_scheduler(folder)
+        kind = prediction_type_of(scheduler)
         clamp = scheduler.get("clip_sample_range", 1.0) if scheduler.get("clip_sample") else None
         if clamp is not None and (type(clamp) not in (int, float) or not 0 < clamp < math.inf):
             raise UserError(f"clip_sample_range is {str(clamp)[:40]!r}; expected a number above 0")
@@ -256,6 +263,7 @@ class Prior(nn.Module):
             raise UserError(
                 f"{folder} is not an RGB prior: it has {prior.channels} input and {outputs} output channels; "
                 "expected 3 in and 3 (or 6, with learned variance) out"
+                + ("; a data-consistency network is named with --network" if prior.channels == 6 else "")
             )
         return prior.eval()
 
@@ -265,6 +273,15 @@ class Prior(nn.Module):
         place = Path(folder, "scheduler")
         place.mkdir(exist_ok=True)
         (place / SCHEDULER).write_text(json.dumps(self.scheduler_config, indent=2) + "\n")
+
+
+def read_scheduler(folder: Path) -> dict[str, Any]:
+    """The scheduler's settings of a prior's folder, or of its unet/; nothing if there are none."""
+    places = [folder / "scheduler", folder]
+    if folder.name == "unet":
+        places.append(folder.absolute().parent / "scheduler")
+    found = [place for place in places if (place / SCHEDULER).is_file()]
+    return read_config(found[0], SCHEDULER) if found else {}
 
 
 def scheduler_config(
@@ -290,11 +307,16 @@ def scheduler_config(
 
 def schedule_from_config(config: dict[str, Any]) -> Schedule:
     """A schedule from diffusers' scheduler settings; the DDPM one where nothing is said. Others are refused by name."""
-    name, variance = config.get("_class_name", "DDPMScheduler"), config.get("variance_type")
-    if not isinstance(name, str) or name.removesuffix("Scheduler") not in DDPM_LIKE:
+    name, variance = _scheduler_name(config), config.get("variance_type")
+    if name in FLOW or name in EDM:
+        from ddc.flows import alpha_bars
+
+        return Schedule(alpha_bars(config, flow=name in FLOW))
+    if name not in DDPM_LIKE or config.get("timestep_type") == "continuous":
+        kind = f"{str(config.get('_class_name'))[:40]!r}" + (" with continuous times" if name in DDPM_LIKE else "")
         raise UserError(
-            f"the scheduler {str(name)[:40]!r} does not belong to a DDPM, which is what a prior is here; "
-            "expected DDPMScheduler or a sampler of the same models, such as DDIMScheduler"
+            f"models of the scheduler {kind} are not supported; expected those of DDPMScheduler or another of its "
+            f"samplers, such as DDIMScheduler, or of {', '.join(f'{name}Scheduler' for name in (*FLOW, *EDM))}"
         )
     if variance == "learned":
         raise UserError('the variance_type "learned" is not supported; expected learned_range or a fixed one')
@@ -308,6 +330,18 @@ def schedule_from_config(config: dict[str, Any]) -> Schedule:
     root = Schedule.from_betas(betas).alpha_bars[:-1].sqrt()  # Lin et al. 2023, arXiv 2305.08891, Algorithm 1
     root = (root - root[-1]) * root[0] / (root[0] - root[-1])
     return Schedule(torch.cat([root**2, torch.ones(1, dtype=torch.float64)]))
+
+
+def prediction_type_of(config: dict[str, Any]) -> Any:
+    """What the network of a scheduler predicts, as `Prior` names it."""
+    name, kind = _scheduler_name(config), config.get("prediction_type", "epsilon")
+    if name in FLOW:
+        return "flow"
+    return f"edm_{kind}" if name in EDM else kind
+
+
+def _scheduler_name(config: dict[str, Any]) -> str:
+    return str(config.get("_class_name", "DDPMScheduler")).removesuffix("Scheduler")
 
 
 def _betas(config: dict[str, Any]) -> Tensor:
@@ -453,3 +487,13 @@ def check_rgb(unet: nn.Module) -> None:
     """Refuse a network that does not return a picture of 3 channels."""
     if (channels := unet.config["out_channels"]) != 3:  # type: ignore[index]
         raise UserError(f"this network has {channels} output channels; expected 3")
+
+
+def read_preset(kind: str, name: str) -> dict[str, Any]:
+    """The configuration of a prior, network, posterior or bridge: by the name of a preset, or from a JSON file."""
+    if name in PRESETS[kind]:
+        return dict(PRESETS[kind][name])
+    path = Path(name)
+    if path.suffix == ".json" and path.is_file():
+        return read_config(path.parent, path.name)
+    raise UserError(f"{name!r} is neither a preset ({', '.join(PRESETS[kind])}) nor a JSON file with a configuration")

@@ -15,14 +15,26 @@ from ddc.errors import UserError
 from ddc.images import INTERNAL_RANGE
 from ddc.noise import Noise, derive_seed
 from ddc.operators.base import LinearOperator, Operator, Size, SVDOperator, size_of
-from ddc.operators.blur import GaussianBlur, KernelBlur, disc_kernel, motion_kernel, read_kernel, softened
-from ddc.operators.colorize import Colorize
+from ddc.operators.blur import (
+    GaussianBlur,
+    KernelBlur,
+    coded_kernel,
+    disc_kernel,
+    gaussian_kernel,
+    levin_kernel,
+    motion_kernel,
+    read_kernel,
+    softened,
+)
+from ddc.operators.colorize import Bayer, Colorize
 from ddc.operators.custom import load_operator
+from ddc.operators.fourier import MaskedFourier, RandomProjections, cartesian_mask
 from ddc.operators.inpaint import Denoise, Inpaint, box_mask, random_mask, read_mask, stroke_mask
 from ddc.operators.jpeg import JPEG
-from ddc.operators.superres import AveragePool, Bicubic
+from ddc.operators.radon import Radon
+from ddc.operators.superres import AreaDownscale, AveragePool, Bicubic
 
-Family = Literal["superres", "blur", "inpaint", "jpeg", "denoise", "colorize", "custom"]
+Family = Literal["superres", "blur", "inpaint", "jpeg", "denoise", "colorize", "custom", "other"]
 
 # The names that menus show. Other numbers are accepted as well: sr5, gauss2.5, inpaint70, jpeg35, …
 TASKS: dict[str, str] = {
@@ -50,6 +62,19 @@ DETECTED: dict[str, str] = {
     "jpeg": "JPEG compression at the quality that the file states",
     "deblur": "blur: a disc, a motion or a Gaussian; the blur and the noise are estimated from the picture",
     "auto": "whatever the picture shows: holes, JPEG artefacts, blur or noise",
+}
+
+# Tasks for experiments: `ddc evaluate` and Python take them. Those of the family "other" are not restored from files,
+# because their measurement is no picture, or does not tell the picture's size.
+EXPERIMENTAL: dict[str, str] = {
+    "ct60": "tomography: parallel rays at 60 angles; any number from 1 to 1000",
+    "mri4": "magnetic resonance: one of 4 columns of the Fourier transform, the lowest frequencies among them",
+    "aniso6x1.5@30": "a Gaussian blur of 6 pixels at 30° and 1.5 across",
+    "coded": "a coded aperture of 7×7 cells",
+    "levin1": "one of Levin's eight kernels, levin1 to levin8, from the file that DDC_LEVIN09 names",
+    "area3.5": "3.5 times the size, where each small pixel is the mean over its area; any number from 1 to 16",
+    "bayer": "one colour at each pixel, as a camera's sensor has it",
+    "projections25": "random projections, a quarter as many as pixels; any per cent up to 100",
 }
 
 _NUMBER = r"\d+(?:\.\d+)?"
@@ -98,6 +123,24 @@ KINDS: dict[str, Kind] = {
     "denoise": Kind(r"denoise", "denoise"),
     "colorize": Kind(r"colorize", "colorize"),
     "custom": Kind(r"custom", "custom"),
+    "ct": Kind(r"ct(?P<angles>\d+)", "other", {"angles": (None, 1, 1000, "a whole number from 1 to 1000")}),
+    "mri": Kind(rf"mri(?P<factor>{_NUMBER})", "other", {"factor": (None, 1, 100, "a number from 1 to 100")}),
+    "aniso": Kind(
+        rf"aniso(?P<along>{_NUMBER})x(?P<across>{_NUMBER})@(?P<angle>-?{_NUMBER})",
+        "blur",
+        {
+            "along": (None, 0.2, 30, "0.2 to 30 pixels"),
+            "across": (None, 0.2, 30, "0.2 to 30 pixels"),
+            "angle": (None, -math.inf, math.inf, "degrees"),
+        },
+    ),
+    "coded": Kind(r"coded", "blur"),
+    "levin": Kind(r"levin(?P<number>\d)", "blur", {"number": (None, 1, 8, "a whole number from 1 to 8")}),
+    "area": Kind(rf"area(?P<factor>{_NUMBER})", "other", {"factor": (None, 1, 16, "a number from 1 to 16")}),
+    "bayer": Kind(r"bayer", "other"),
+    "projections": Kind(
+        rf"projections(?P<percent>{_NUMBER})", "other", {"percent": (None, 0.1, 100, "0.1 to 100 per cent")}
+    ),
 }
 
 _OPERATORS: dict[str, Callable[[dict[str, float]], Operator]] = {
@@ -109,6 +152,18 @@ _OPERATORS: dict[str, Callable[[dict[str, float]], Operator]] = {
     "jpeg": lambda n: JPEG(int(n["quality"])),
     "denoise": lambda n: Denoise(),
     "colorize": lambda n: Colorize(),
+    "aniso": lambda n: KernelBlur(gaussian_kernel(n["along"], n["across"], n["angle"])),
+    "coded": lambda n: KernelBlur(coded_kernel()),
+    "levin": lambda n: KernelBlur(levin_kernel(int(n["number"]))),
+}
+
+# of the family "other": from the numbers, the size of the picture and a seed for each image
+_SIZED: dict[str, Callable[[dict[str, float], Size, Sequence[int]], Operator]] = {
+    "ct": lambda n, size, seeds: Radon(size, int(n["angles"])),
+    "mri": lambda n, size, seeds: MaskedFourier(cartesian_mask(size, n["factor"], seeds)),
+    "area": lambda n, size, seeds: AreaDownscale(size, n["factor"]),
+    "bayer": lambda n, size, seeds: Bayer(),
+    "projections": lambda n, size, seeds: RandomProjections(size, n["percent"] / 100),
 }
 
 
@@ -141,7 +196,7 @@ class Task:
                 f"the task {name} detects the degradation in a picture that is restored; "
                 f"name the degradation here, as in {'jpeg10' if name == 'jpeg' else 'gauss1.5'}"
             )
-        names = (*TASKS, *DETECTED)
+        names = (*TASKS, *DETECTED, *EXPERIMENTAL)
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"the task {name!r} is not known; expected one of {', '.join(names)}{hint}")
@@ -179,6 +234,13 @@ class Task:
             if operator_file is None:
                 raise UserError("the task custom needs an operator: give file.py:Class, for example my_op.py:MyOp")
             return load_operator(operator_file, size)
+        if self.family == "other":
+            if size is None:
+                raise UserError(
+                    f"the task {self.name} is for experiments with known pictures (`ddc evaluate`, or Python with the size "
+                    "of the picture); its measurement cannot be restored from a file"
+                )
+            return _SIZED[self.kind](self.numbers, size, [0] if seeds is None else seeds)
         return _OPERATORS[self.kind](self.numbers)
 
     def _mask(self, size: Size | None, seeds: Sequence[int]) -> Tensor:

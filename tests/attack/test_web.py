@@ -445,9 +445,8 @@ def test_large_and_slow_requests_end(target: Target) -> None:
     def wait(start: bytes) -> None:
         slow.append(target.raw(start, SLOWEST))
 
-    starts = [
-        b"POST /gradio_api/%s HTTP/1.1\r\n" % name + host for name in (b"queue/join", b"upload", b"component_server")
-    ]
+    names = (b"gradio_api/queue/join", b"gradio_api/upload", b"gradio_api/component_server", b"api/restore")
+    starts = [b"POST /%s HTTP/1.1\r\n" % name + host for name in names]
     kinds = [b"Content-Type: multipart/form-data; boundary=y\r\n"] * len(starts)
     waiting = [
         threading.Thread(target=wait, args=(start + kind + b"Content-Length: 90\r\n\r\n--y\r\n",))
@@ -461,7 +460,140 @@ def test_large_and_slow_requests_end(target: Target) -> None:
     assert b" 413 " in target.raw(starts[0] + b"Transfer-Encoding: chunked\r\n\r\n" + chunks, 3)
     for thread in waiting:
         thread.join()
-    assert len(slow) == 3 and all(b" 408 " in answer for answer in slow)
+    assert len(slow) == 4 and all(b" 408 " in answer for answer in slow)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the API of the same server
+
+API = "api/restore?task=denoise&steps=1"
+
+
+def detail(answer: httpx.Response) -> str:
+    text = answer.json()["detail"]
+    assert text and "\n" not in text and len(text) < 700, text
+    return text
+
+
+def test_the_api_takes_no_orders_but_its_own(target: Target) -> None:
+    program, files = Visitor(target), {"picture": ("a.png", picture())}
+    assert program.send("POST", API, files=files).status_code == 200
+    queries = ["&".join(f"x{number}=1" for number in range(3000)), "task=sr4&" * 3000, "&" * 3000, "=" * 3000]
+    queries += [
+        "task=" + "a" * 9000,
+        "task=%00",
+        "task=%ff%fe",
+        "task=sr4%0d%0aX:y",
+        "seed=1e99",
+        "sigma=inf",
+        "sigma=-1",
+    ]
+    queries += [
+        "steps=999999999999",
+        "steps=-1",
+        "samples=1000",
+        "operator_file=/etc/passwd",
+        "mask=/etc/passwd",
+        "tile=1",
+    ]
+    queries += [
+        "model=/etc",
+        "task=custom",
+        "solver=../x",
+        "solver=ddnm:travel_length=9999999",
+        "format=../../x",
+        "format=py",
+    ]
+    queries += [
+        "task=gauss" + "9" * 50,
+        "task=motion255@" + "9" * 40 + "x",
+        "quality=0",
+        "names=x",
+        "task[]=sr4",
+        "task=",
+    ]
+    for query in queries:
+        answer = program.send("POST", f"api/restore?{query}", files=files)
+        assert answer.status_code == 400, (query[:40], answer.text)
+        assert "Invalid" in answer.text or detail(answer)  # the parser of requests limits the length of a line
+    for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
+        assert program.send(method, API).status_code == 405
+    for address in (
+        "api/../config",
+        "api/%2e%2e/etc/passwd",
+        "api/restore/../../x",
+        "api/restore/x",
+        "api/docs",
+        "api//",
+    ):
+        assert program.send("POST", address, files=files).status_code == 404
+
+
+def test_the_api_reads_hostile_uploads(target: Target) -> None:
+    program, before = Visitor(target), sorted(path.name for path in target.root.iterdir())
+    for name in HOSTILE_NAMES:
+        answer = program.send("POST", API, files={"picture": (name, picture(16))})
+        assert answer.status_code in (200, 400, 422), (name, answer.text)
+        assert ".." not in answer.headers.get("content-disposition", "") and "x" not in answer.headers
+    for name, content in bombs():
+        answer = program.send("POST", f"{API}&sigma=0.1", files={"picture": (name, content)})
+        assert answer.status_code == (200 if name.startswith("exif6") else 422), (name, answer.text)
+        assert answer.status_code == 200 or name in detail(answer)
+        answer = program.send(
+            "POST",
+            "api/restore?task=inpaint&steps=1",
+            files={"picture": ("a.png", picture()), "mask": (name, content)},
+        )
+        assert answer.status_code == 422 and detail(answer)
+    chance, good = random.Random(5), picture(16)
+    for _ in range(count(5, 100)):
+        damaged = bytearray(good)
+        for _ in range(chance.randrange(1, 6)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        answer = program.send("POST", "api/restore?steps=1", files={"picture": ("d.png", bytes(damaged))})
+        assert answer.status_code == 200 or (answer.status_code == 422 and "d.png" in detail(answer))
+    multipart = {"Content-Type": "multipart/form-data; boundary=y"}
+    part = b'--y\r\nContent-Disposition: form-data; name="picture"; filename="a.png"\r\n\r\n'
+    bodies = [b"", b"x", b"--y", b"--y\r\n" * 500, part, part + picture()[:200], part + b"x" * 3 + b"\r\n--y--" * 50]
+    bodies += [b"--y\r\n" + b"a: b\r\n" * 5000, part.replace(b"picture", b"p" * 9000) + b"\r\n--y--\r\n", part * 40]
+    for body in bodies:
+        answer = program.send("POST", API, content=body, headers=multipart)
+        assert answer.status_code in (400, 422) and detail(answer), body[:60]
+    for kind in ("application/json", "image/png", "text/plain", "multipart/mixed; boundary=y", "multipart/form-data"):
+        answer = program.send("POST", API, content=picture(), headers={"Content-Type": kind})
+        assert answer.status_code == 400 and detail(answer)
+    many = [("picture", (f"{number}.png", picture(8))) for number in range(50)]
+    assert program.send("POST", API, files=many).status_code == 400
+    fields = {f"field{number}": "x" for number in range(2000)}
+    assert program.send("POST", API, data=fields, files={"picture": ("a.png", picture())}).status_code == 400
+    assert sorted(path.name for path in target.root.iterdir()) == before
+
+
+def test_the_api_ends_large_and_broken_requests(target: Target) -> None:
+    program = Visitor(target)
+    assert program.send("POST", API, files={"picture": ("a.png", bytes(3 * 2**20))}).status_code == 413
+    start = f"POST /{API} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=y\r\n".encode()
+    assert b" 413 " in target.raw(start + b"Content-Length: 999999999999\r\n\r\n", 3)
+    head = b'--y\r\nContent-Disposition: form-data; name="picture"; filename="a.png"\r\n\r\n'
+    chunks = b"".join(b"%x\r\n" % len(one) + one + b"\r\n" for one in (head, *[b"x" * 65536] * 40))
+    assert b" 413 " in target.raw(start + b"Transfer-Encoding: chunked\r\n\r\n" + chunks, 3)
+    part = head + picture(64) + b"\r\n--y--\r\n"
+    for cut in (len(part), len(part) // 2):  # who leaves before the answer, or in the middle of the upload
+        for _ in range(count(5, 40)):
+            with socket.create_connection(("127.0.0.1", target.port)) as connection:
+                connection.sendall(start + f"Content-Length: {len(part)}\r\n\r\n".encode() + part[:cut])
+    answer = program.send("POST", API, files={"picture": ("a.png", picture())})
+    assert answer.status_code == 200, answer.text
+
+
+def test_the_api_is_closed_to_other_hosts_and_pages(target: Target) -> None:
+    program, files = Visitor(target), {"picture": ("a.png", picture(text=MARK))}
+    for host in ("evil.example", "127.0.0.1.evil.example", "a@b"):
+        assert program.send("POST", API, files=files, headers={"Host": host}).status_code == 421
+    for headers in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+        answer = program.send("POST", API, files=files, headers=headers)
+        assert answer.status_code == 403 and "access-control-allow-origin" not in answer.headers
+    assert "set-cookie" not in program.send("POST", API, files={"picture": ("a.png", picture())}).headers
 
 
 def test_the_disk_has_a_limit(target: Target) -> None:

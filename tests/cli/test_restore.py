@@ -328,7 +328,7 @@ def test_notes_are_logged_once_and_in_the_json_of_their_picture(
 def test_the_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["restore", "--help"]) == 0
     text = capsys.readouterr().out
-    assert "sr16" in text and "--mask FILE" in text and "(default: ddc)" in text
+    assert "sr16" in text and "--mask FILE" in text and "(default: auto)" in text
     assert "None" not in text and "(default: )" not in text and "STR" not in text
 
 

@@ -256,7 +256,7 @@ def test_results_schema_report_and_paired_differences(
     assert len(results["rows"]) == 4
     for row in results["rows"]:
         assert tuple(row)[: len(COLUMNS)] == COLUMNS
-        assert set(row) - set(COLUMNS) == {"spread", "ratio", "crps", "psnr_mean"}
+        assert set(row) - set(COLUMNS) == {"spread", "ratio", "crps", "coverage", "psnr_mean"}
         assert row["psnr_mean"] >= row["psnr"] - 1e-6 and row["crps"] > 0
         assert row["n"] == 4 and row["psnr_ci"] > 0 and row["lpips_vgg"] is None
     ddc, pinv = results["rows"][:2]
@@ -421,5 +421,5 @@ def test_models_are_named(tmp_path: Path) -> None:
         parse_models("x:name=a,y:name=a")
     with pytest.raises(UserError, match="has no setting 'label'"):
         parse_models("x:label=a")
-    with pytest.raises(UserError, match="not a folder"):
+    with pytest.raises(UserError, match="does not exist"):
         Models({"a": tmp_path / "absent"})

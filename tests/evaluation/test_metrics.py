@@ -17,7 +17,17 @@ from ddc.errors import UserError
 from ddc.evaluation.results import frechet_distance, frechet_of_moments
 from ddc.inception import Conv, Inception
 from ddc.noise import Noise
-from ddc.perceptual import INCEPTION_FILE, Metrics, crps, inception_weights, judge_samples, kurtosis, psnr, ssim
+from ddc.perceptual import (
+    INCEPTION_FILE,
+    Metrics,
+    crps,
+    inception_weights,
+    interval,
+    judge_samples,
+    kurtosis,
+    psnr,
+    ssim,
+)
 from ddc.problems import consistency, make_problem
 
 
@@ -216,3 +226,18 @@ def test_wrong_inception_file(tmp_path: Path) -> None:
     (tmp_path / "other.pth").write_bytes(b"nothing")
     with pytest.raises(UserError, match="Inception weights"):
         Inception.from_file(tmp_path / "other.pth")
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_the_intervals_of_normal_samples_cover_nine_of_ten(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    mean, std = (
+        torch.rand(2, 3, 128, 128, generator=generator),
+        0.02 + 0.2 * torch.rand(1, 3, 128, 128, generator=generator),
+    )
+    samples = mean + std * torch.randn(count, 2, 3, 128, 128, generator=generator)
+    truth = mean + std * torch.randn(2, 3, 128, 128, generator=generator)
+    assert judge_samples(samples, truth)["coverage"] == pytest.approx([0.9, 0.9], abs=0.01)
+    assert max(judge_samples(samples, truth, factor=0.5)["coverage"]) < 0.85
+    low, high = interval(torch.ones(count, 3, 4, 4))
+    assert torch.allclose(high - low, torch.tensor(1 / 255))  # where all agree, the rounding to 8 bits

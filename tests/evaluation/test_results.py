@@ -11,7 +11,6 @@ import torch
 from run_folder import IMAGES, PROTOCOL, VALUES, make_row, write_run
 
 from ddc.errors import UserError
-from ddc.evaluation.benchmark import write_pictures
 from ddc.evaluation.results import batch_sizes, half_width, method_name, paired_differences, read_results, write_results
 from ddc.evaluation.run import Gallery, RunFolder, key_of, picture_paths, read_rows
 
@@ -154,7 +153,7 @@ def test_the_gallery_keeps_the_worst_pictures(tmp_path: Path) -> None:
     picture = torch.full((3, 8, 8), 0.5)
     with RunFolder(tmp_path) as run, ThreadPoolExecutor(1) as writer:
         rows = [make_row("ddc", i) for i in range(5)]
-        gallery = Gallery(run, key_of(rows[0]), {"a.png"}, 1, writer, write_pictures)
+        gallery = Gallery(run, key_of(rows[0]), {"a.png"}, 1, writer)
         for row in rows:
             for job in gallery.offer([row], [(picture, picture, picture)]):
                 job.result()

@@ -178,7 +178,7 @@ def test_a_report_needs_the_rows_alone(
     protocol = json.loads((here / "results.json").read_text())["protocol"]
     assert protocol["hardware"] == ["A large GPU (torch 2.11)"]
     assert "A large GPU" in (here / "report.html").read_text()
-    with pytest.raises(UserError, match="is not a folder"):
+    with pytest.raises(UserError, match="does not exist, and it is no model on the Hub"):
         command(pictures, tmp_path / "other", there).run()
 
 

@@ -1,4 +1,4 @@
-"""`keep_known` of operators with frequencies: an exact measurement holds in the result."""
+"""`keep_known` of linear operators: an exact measurement holds in the result."""
 
 import pytest
 import torch
@@ -6,11 +6,25 @@ from skimage import data
 from torch import Tensor
 
 from ddc.images import round_to_8_bit
-from ddc.operators.base import SVDOperator
-from ddc.operators.blur import GaussianBlur, GaussianBlurs
+from ddc.operators.base import LinearOperator, Operator, SVDOperator
+from ddc.operators.blur import GaussianBlur, GaussianBlurs, KernelBlur, disc_kernel, motion_kernel
+from ddc.operators.colorize import Colorize
+from ddc.operators.fourier import MaskedFourier, cartesian_mask
+from ddc.operators.inpaint import Denoise, Inpaint, random_mask
 from ddc.operators.superres import AveragePool, Bicubic
 
-OPERATORS = [Bicubic(4), Bicubic(8), AveragePool(4), GaussianBlur(3.0), GaussianBlur(1.0, 9)]
+SIZE = (64, 64)
+BY_FREQUENCY = [Bicubic(4), Bicubic(8), AveragePool(4), GaussianBlur(3.0), GaussianBlur(1.0, 9)]
+OTHERS: dict[str, LinearOperator] = {
+    "motion": KernelBlur(motion_kernel(15, 45)),
+    "disc": KernelBlur(disc_kernel(3)),
+    "kernels": KernelBlur(torch.stack([motion_kernel(7, 10), motion_kernel(7, 80)]).unsqueeze(1)),
+    "downscale after motion": Bicubic(2) @ KernelBlur(motion_kernel(9, 20)),  # type: ignore[dict-item]
+    "mask after blur": Inpaint(random_mask(SIZE, 0.4, [1])) @ GaussianBlur(1.0, 9),  # type: ignore[dict-item]
+    "colorize": Colorize(),
+    "denoise": Denoise(),
+    "mri": MaskedFourier(cartesian_mask(SIZE, 3, [1])),
+}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +43,7 @@ def error(x: Tensor, truth: Tensor) -> float:
     return float((x - truth).square().mean().sqrt())
 
 
-@pytest.mark.parametrize("operator", OPERATORS, ids=str)
+@pytest.mark.parametrize("operator", BY_FREQUENCY, ids=str)
 def test_an_exact_measurement_holds_afterwards(operator: SVDOperator, truth: Tensor) -> None:
     x, y = guess_of(truth), operator(truth)
     kept = operator.keep_known(x, y, 0.0)
@@ -39,7 +53,7 @@ def test_an_exact_measurement_holds_afterwards(operator: SVDOperator, truth: Ten
     assert error(again, kept) < 0.2 * error(kept, x)
 
 
-@pytest.mark.parametrize("operator", OPERATORS, ids=str)
+@pytest.mark.parametrize("operator", BY_FREQUENCY, ids=str)
 def test_noise_leaves_the_picture_alone(operator: SVDOperator, truth: Tensor) -> None:
     x, y = guess_of(truth).repeat(2, 1, 1, 1), operator(truth).repeat(2, 1, 1, 1)
     assert torch.equal(operator.keep_known(x, y, 0.1), x)
@@ -53,6 +67,48 @@ def test_a_measurement_less_exact_than_said_is_left_to_the_network(operator: SVD
     """A blur's inverse would turn the rounding to 8 bits into large waves."""
     x, y = guess_of(truth), round_to_8_bit(operator(truth))
     assert error(operator.keep_known(x, y, 0.0), x) < 0.05 * error(x, truth)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@torch.no_grad()
+def test_an_exact_measurement_of_any_linear_operator_is_put_back(name: str, truth: Tensor) -> None:
+    truth = truth[..., 32:96, 32:96]
+    A, both = OTHERS[name], torch.cat([truth, truth.flip(-1)])
+    x, y = guess_of(both), A(both)
+    kept = A.keep_known(x, y, 0.0)
+    assert kept.dtype == x.dtype
+    assert error(A(kept), y) < 0.2 * error(A(x), y)
+    assert error(kept, both) < (0.9 if "downscale" in name else 0.75) * error(x, both) or name in ("colorize", "mri")
+    assert error(kept, both) < error(x, both)
+    sigma = torch.tensor([0.0, 0.1]).view(-1, 1, 1, 1)
+    mixed = A.keep_known(x, y, sigma)
+    assert torch.allclose(mixed[:1], kept[:1], atol=1e-4) and torch.equal(mixed[1], x[1])
+    assert torch.equal(A.keep_known(x, y, 0.1), x)
+
+
+@pytest.mark.parametrize("name", ["motion", "disc", "mask after blur"])
+@torch.no_grad()
+def test_noise_that_was_not_stated_is_not_amplified(name: str, truth: Tensor) -> None:
+    truth = truth[..., 32:96, 32:96]
+    A, x = OTHERS[name], guess_of(truth)
+    y = A(truth)
+    y = A.add_noise(y, torch.randn(y.shape, generator=torch.Generator().manual_seed(1)), 0.02)
+    assert error(A.keep_known(x, y, 0.0), truth) < 1.02 * error(x, truth)
+    amplified = A.pinv(y - A(x), SIZE)  # what the same iterations do without that care
+    assert error(x + amplified, truth) > 2 * error(x, truth)
+
+
+def test_training_leaves_conjugate_gradients_out(truth: Tensor) -> None:
+    A, x = OTHERS["motion"], guess_of(truth)
+    assert torch.is_grad_enabled() and A.keep_known(x, A(truth), 0.0) is x
+
+
+def test_other_operators_know_nothing_exactly(truth: Tensor) -> None:
+    class Halved(Operator):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.abs() / 2
+
+    assert Halved().keep_known(truth, truth, 0.0) is truth
 
 
 def test_blurs_of_a_batch_keep_as_each_alone(truth: Tensor) -> None:

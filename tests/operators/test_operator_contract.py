@@ -77,16 +77,42 @@ def test_adjoint_in_float64(name: str, size: Size) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", SINGULAR_KINDS)
 def test_pseudo_inverse_explains_what_it_keeps(name: str, size: Size) -> None:
-    """A A† A = A, where A's singular values below the cutoff count as zero."""
+    """A A† A = A, where the singular values that DDRM leaves out count as zero."""
     for operator in examples(name, size):
         assert isinstance(operator, SVDOperator)
         x = normal(2, 3, *size)
         s = operator.singular_values(size, x)
-        kept = operator.U(torch.where(s > SINGULAR_CUTOFF, s, 0.0) * operator.Vt(x))
+        kept = operator.U(torch.where(operator.measured(size, x), s, 0.0) * operator.Vt(x))
         again = operator(operator.pinv(operator(x), size))
         assert (again - kept).norm() <= 1e-10 * max(float(x.norm()), 1.0), operator
-        if not bool(((s > 1e-9) & (s <= SINGULAR_CUTOFF)).any()):  # nothing was cut
+        if not bool(((s > 1e-9) & ~operator.measured(size, x)).any()):  # nothing was cut
             assert (again - operator(x)).norm() <= 1e-10 * max(float(x.norm()), 1.0), operator
+
+
+def test_cut_offs() -> None:
+    """DDRM cuts the values of one side, so that smaller products are kept; the network's inputs cut the products."""
+    blur, size = GaussianBlur(3.0), (64, 48)
+    x = normal(1, 3, *size)
+    s, measured = blur.singular_values(size, x), blur.measured(size, x)
+    one_side = [torch.linalg.svdvals(blur.matrix(length, x)) > SINGULAR_CUTOFF for length in size]
+    assert measured.equal(one_side[0].view(-1, 1) & one_side[1])
+    assert 0.0009 < float(s[measured].min()) < SINGULAR_CUTOFF
+    y = blur(x)
+    assert torch.allclose(blur.Vt(blur.pinv(y))[..., ~measured], torch.zeros(()).double(), atol=1e-9)
+    assert float(blur.Vt(blur.guess(y, 0.0) - blur.pinv(y))[..., measured].abs().max()) > 1e-3
+    faint = measured & (s <= SINGULAR_CUTOFF)
+    assert torch.allclose(blur.Vt(blur.project(x, y + 1, 0.0) - x)[..., faint], torch.zeros(()).double(), atol=1e-9)
+    loose = blur.pinv(y, cutoff=1e-5)
+    assert (blur(loose) - y).norm() < 0.1 * (blur(blur.pinv(y)) - y).norm()
+
+
+def test_grey_by_other_weights() -> None:
+    third, x = Colorize((1 / 3, 1 / 3, 1 / 3)), normal(2, 3, 4, 5)
+    assert torch.allclose(third(x), x.mean(1, keepdim=True))
+    assert torch.allclose(third.pinv(third(x)), x.mean(1, keepdim=True).expand_as(x))
+    assert third.key != Colorize().key
+    with pytest.raises(ValueError, match="three numbers"):
+        Colorize((1.0, 0.0))
 
 
 @pytest.mark.parametrize("name", SINGULAR_KINDS)
@@ -117,6 +143,7 @@ def test_regularised_inverse_is_a_dense_solve(size: Size) -> None:
         for lam in (0.02, 0.5):
             found = operator.regularised_inverse(r, lam, size).flatten()
             if isinstance(operator, SVDOperator):
+                found = operator.regularised_inverse(r, lam, size, cutoff=SINGULAR_CUTOFF).flatten()
                 u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
                 gain = torch.where(s > SINGULAR_CUTOFF, s / (s**2 + lam), 0.0)
                 expected = vt.mT @ (gain * (u.mT @ r.flatten()))

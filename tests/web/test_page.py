@@ -31,9 +31,10 @@ from ddc.images import Picture
 from ddc.pipeline import RestorationPipeline
 from ddc.web.controls import Choices, Trial
 from ddc.web.folders import ALIAS, Store, private_folder, remove_leftovers
-from ddc.web.guard import Guard, Refusal
+from ddc.web.guard import Guard
 from ddc.web.limits import Limits
 from ddc.web.page import RestorationPage, painted
+from ddc.web.receiving import Refusal
 from ddc.web.server import listen, serve
 from ddc.web.service import Stopped
 
@@ -233,9 +234,9 @@ def test_other_hosts_are_not_answered(page: Any, host: str) -> None:
 def test_hosts_that_are_meant_are_answered(page: Any) -> None:
     for host in ("localhost", "LOCALHOST:1234", "[::1]:80", f"127.0.0.1:{page.server_port}"):
         assert httpx.get(page.local_url, headers={"Host": host}).status_code == 200
-    made = Guard(None, None, Store(Path()), Limits(), "0.0.0.0", ["Restore.Example.org"])
+    made = Guard(None, None, None, Store(Path()), "0.0.0.0", ["Restore.Example.org"])
     assert made.any_address and {"restore.example.org", "localhost"} <= made.hosts
-    assert "localhost" not in Guard(None, None, Store(Path()), Limits(), "192.0.2.1").hosts
+    assert "localhost" not in Guard(None, None, None, Store(Path()), "192.0.2.1").hosts
 
 
 def test_other_pages_cannot_upload_or_send_events(page: Any) -> None:
@@ -499,7 +500,7 @@ def test_the_private_folder_is_private_and_goes() -> None:
 )
 def test_a_reverse_proxy_passes_on_its_host(origin: str, refused: bool) -> None:
     """As docs/serving.md has it: the proxy's host name, without a port, and https outside."""
-    guard = Guard(None, None, Store(Path()), Limits(), "127.0.0.1", ["restore.example.org"])
+    guard = Guard(None, None, None, Store(Path()), "127.0.0.1", ["restore.example.org"])
     headers = [(b"host", b"restore.example.org"), (b"origin", origin.encode()), (b"x-forwarded-proto", b"https")]
     request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers})
     with pytest.raises(Refusal) if refused else contextlib.nullcontext():

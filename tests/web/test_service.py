@@ -172,7 +172,7 @@ def test_refusals_of_solvers_come_before_the_run(work: Service, photo: Upload) -
 
 
 def test_menus_come_from_the_registries(work: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(TRY_TASKS) == set(TASKS) - {"blur", "inpaint", "custom"}
+    assert set(TRY_TASKS) == set(TASKS) - {"blur", "inpaint", "custom", "colorize"}
     shipped = [name for name in SOLVERS if name != "posterior"]  # whose network is not shipped
     assert work.solver_names() == shipped and shipped[0] == "ddc"
     monkeypatch.setattr(service, "find_part", lambda name, model: None)  # where no bridge and no denoiser is
@@ -338,8 +338,8 @@ def test_compare_says_a_note_once(
     work: Service, photo: Upload, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddc.pipeline.DEFAULT_MODEL", tiny_model)
-    (note,) = work.compare(photo, Trial("colorize", 0.0, "ddc", 1, "ddc", 2)).notes
-    assert "not trained for colorize" in note
+    (note,) = work.compare(photo, Trial("denoise", 0.3, "ddc", 1, "ddc", 2)).notes
+    assert "not trained for noise above 0.1" in note
 
 
 def test_compare_refuses_what_cannot_work(work: Service, photo: Upload) -> None:
@@ -420,7 +420,7 @@ def test_heic_is_read_although_pillow_alone_cannot(tmp_path: Path, monkeypatch: 
 
 
 def test_a_form_is_made_from_the_values_of_its_components() -> None:
-    values = ["Blur", 4, "Soft", 2, None, 45, 10.0, None, "ddnm", 20.0, None, 1]
+    values = ["Blur", 4, "Soft", 2, None, 45, 10.0, None, "ddnm", 20.0, None, 1, None, None]
     form = from_values(Choices, values)
     assert form == Choices("Blur", blur=2.0, sigma=0.0, solver="ddnm", steps=20, angle=45.0)
     assert type(form.blur) is float and type(form.steps) is int
@@ -429,7 +429,7 @@ def test_a_form_is_made_from_the_values_of_its_components() -> None:
     for field, value in ((0, "Everything"), (1, 5), (3, 99), (3, "wide"), (7, float("nan")), (9, 0.5), (10, 10**12)):
         with pytest.raises(UserError, match="expected"):
             from_values(Choices, [*values[:field], value, *values[field + 1 :]])
-    assert from_values(Choices, [*values[:-1], 12], {"samples": {"maximum": 20}}).samples == 12
+    assert from_values(Choices, [*values[:-3], 12, 0, 0], {"samples": {"maximum": 20}}).samples == 12
 
 
 def test_limits_and_durations() -> None:

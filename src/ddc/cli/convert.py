@@ -1,4 +1,4 @@
-"""`ddc convert`: turn a guided-diffusion checkpoint into a model folder."""
+"""`ddc convert`: turn a checkpoint into a model folder."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,10 +11,11 @@ from ddc.convert import GuidedOptions, convert
 
 @dataclass(frozen=True)
 class Convert:
-    """Convert a checkpoint of OpenAI's guided-diffusion (.pt) into a folder with config.json and safetensors."""
+    """Convert a checkpoint of OpenAI's guided-diffusion or of DDIM's repository (.pt, .ckpt) into a folder with config.json
+    and safetensors, or choose a class of a class-conditional diffusers model."""
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")]
-    """The checkpoint, for example 256x256_diffusion_uncond.pt."""
+    """The checkpoint, for example 256x256_diffusion_uncond.pt or celeba_hq.ckpt, or a folder of a class-conditional model."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """The new folder."""
     options: Annotated[GuidedOptions, tyro.conf.arg(name="")] = field(default_factory=GuidedOptions)

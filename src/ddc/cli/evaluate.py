@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from ddc.cli.files import RayOptions
 from ddc.errors import UserError
+from ddc.storage import located, mirrored
 
 if TYPE_CHECKING:
     from ddc.evaluation.benchmark import EvaluationOptions
@@ -104,16 +106,16 @@ class MeasuringOptions:
 
 
 @dataclass(frozen=True)
-class Evaluate(MeasuringOptions):
+class Evaluate(RayOptions, MeasuringOptions):
     """Measure solvers on pictures: rows for each image, and a report with tables, plots and pictures.
 
-    Rows that are already in the --out folder are not measured again. For several devices, use accelerate launch.
+    Rows that are already in the --out folder are not measured again. For several devices, use --ray or accelerate launch.
     """
 
     images: Path
-    """A folder or a .tar archive of clean pictures; their centres are measured."""
+    """A folder or a .tar archive of clean pictures, or the URL of one; their centres are measured."""
     out: Path
-    """The folder of the run: rows, results.json and report.html."""
+    """The folder of the run, or its URL: rows, results.json and report.html."""
     model: str = ""
     """Model folders, separated by commas, each with an optional name: DIR:name=ours,DIR2. Default: the shipped model."""
     solver: str = "ddc"
@@ -130,14 +132,25 @@ class Evaluate(MeasuringOptions):
     """Restorations of each measurement, for the spread between them."""
 
     def run(self) -> int:
-        options = self.options(self.out, self.samples)
+        if ":/" not in str(self.out):
+            return self._measure(self.out)
+        with mirrored(located(self.out), "*.json*") as out:
+            return self._measure(out)
+
+    def _measure(self, out: Path) -> int:
+        options = self.options(out, self.samples)
         from ddc.evaluation.benchmark import Models, evaluate, load_images, parse_cases, parse_models
 
-        models = Models(parse_models(self.model), out=self.out)
+        models = Models(parse_models(self.model), out=out)
         cases = parse_cases(models, self.task, self.sigma, self.solver, self.steps, self.max_nfe)
-        images = load_images(self.images, self.size, self.limit)
+        images = load_images(located(self.images) if ":/" in str(self.images) else self.images, self.size, self.limit)
         protocol = {"images": self.images.name, "count": len(images), "max_nfe": self.max_nfe}
-        result = evaluate(cases, images, models, options, protocol)
+        if self.ray is not None:
+            from ddc.fleet import evaluate_with
+
+            result = evaluate_with(self, cases, images, models, options, protocol)
+        else:
+            result = evaluate(cases, images, models, options, protocol)
         if result.rank:
             return 0
         if result.left:
@@ -147,7 +160,8 @@ class Evaluate(MeasuringOptions):
         if self.report and result.rows:
             from ddc.evaluation.report import ReportPage, write_report
 
-            print(write_report(self.out, ReportPage(f"Evaluation on {self.images.name}", result.notes)))
+            page = write_report(out, ReportPage(f"Evaluation on {self.images.name}", result.notes))
+            print(located(self.out) / page.relative_to(out))
         else:
             print(f"{result.rows} rows are in {self.out}")
         return 0

@@ -11,12 +11,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
 from ddc.errors import UserError
 from ddc.formats import FORMATS, READABLE
+from ddc.storage import Remote, located
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ddc")
 
+DOUBT_OF_WHITE = 0.25  # half the width of an interval that is white in the picture of it
+IN_FLIGHT = 8  # files of a bucket that are read ahead, and that wait to be written
 STD_OF_WHITE = 0.1  # the standard deviation that is white in the picture of it
 
 # Formats that are not written. As the name of a folder, such a name would be a surprise.
@@ -50,6 +54,22 @@ def shown(metavar: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
+def _one_address(words: list[str]) -> str:
+    if len(words) > 1:
+        raise ValueError(f"--ray takes one address, not {' '.join(words)}")
+    return words[0] if words else ""
+
+
+# an option that stands alone, or with a value
+_ADDRESS = PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="[ADDRESS]",
+    instance_from_str=_one_address,
+    is_instance=lambda value: value is None or isinstance(value, str),
+    str_from_instance=lambda value: [value] if value else [],
+)
+
+
 class Item(NamedTuple):
     """One picture: where it is, and where its result goes."""
 
@@ -62,7 +82,8 @@ class FileOptions:
     """The files of a command."""
 
     inputs: Annotated[tuple[Path, ...], tyro.conf.Positional, shown("IN…")]
-    """Pictures, and folders of pictures. Folders are searched with their subfolders, whose tree is kept."""
+    """Pictures, and folders of pictures. Folders are searched with their subfolders, whose tree is kept. A URL
+    (s3://bucket/folder, gs://, hf://, https://) is a folder, too."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="OUT")]
     """The folder of the results, or the name of the result if IN is one picture."""
     ext: Annotated[str | None, shown("EXT")] = None
@@ -78,6 +99,12 @@ class FileOptions:
     """Print one line of JSON for each picture instead of its name."""
 
     samples = 1  # restorations of each picture: an option of restore
+    doubt = False  # whether a picture of the doubt is written: another
+
+    def __post_init__(self) -> None:
+        if any(":/" in str(path) for path in (*self.inputs, self.out)):
+            object.__setattr__(self, "inputs", tuple(map(located, self.inputs)))
+            object.__setattr__(self, "out", located(self.out))
 
     def plan(self, default_ext: str | None = None) -> "Report":
         """The pictures of this run. Whatever would overwrite an input is refused before anything runs."""
@@ -98,11 +125,18 @@ class FileOptions:
                 item
                 for item in items
                 if (source := os.path.realpath(item.source)) not in results
-                and (source in named or re.sub(r"_(\d+|std)\.\w+$", "", source) not in targets)
+                and (source in named or re.sub(r"_(\d+|std|doubt)\.\w+$", "", source) not in targets)
             ]
         self._refuse_collisions(items)
         first, count = self._part()
-        items = [item for item in items[first::count] if not (self.skip_existing and holds(item.target.exists))]
+        items = items[first::count]
+        if self.skip_existing:
+            there = {self.out / name for name in self.out.files()} if isinstance(self.out, Remote) else None
+            items = [
+                item for item in items if not (holds(item.target.exists) if there is None else item.target in there)
+            ]
+        if items and isinstance(self.out, Remote):
+            (self.out.parent if self.names_a_file() else self.out).check_writable()
         return Report(self, items, closed)
 
     def _checked_ext(self, default: str | None) -> str | None:
@@ -141,10 +175,11 @@ class FileOptions:
 
     def written(self, item: Item) -> list[Path]:
         """Every file that is written for a picture: the result, and with several samples each of them (_1, _2, …) and
-        their standard deviation."""
+        their standard deviation; with --doubt a picture of it."""
         target = item.target
         numbered = [f"{target.stem}_{number}{target.suffix}" for number in range(1, self.samples + 1)]
         beside = [*numbered, f"{target.stem}_std.npy", f"{target.stem}_std.png"] if self.samples > 1 else []
+        beside += [f"{target.stem}_doubt.png"] if self.doubt else []
         return [target, *(target.with_name(name) for name in beside)]
 
     def _refuse_collisions(self, items: list[Item]) -> None:
@@ -198,7 +233,6 @@ def find_pictures(
     Other files, hidden files, and everything below the folder `outside` (where results go) are ignored. Folders that
     cannot be opened are added to `closed`.
     """
-    excluded = None if outside is None else os.path.realpath(outside)
     closed = [] if closed is None else closed
     found: list[tuple[Path, Path]] = []
     empty: list[Path] = []
@@ -206,11 +240,7 @@ def find_pictures(
         if not holds(path.is_dir):
             found.append((path, Path(path.name)))
             continue
-        inside = []
-        for folder, folders, names in os.walk(path, onerror=closed.append):
-            here = Path(folder)
-            folders[:] = [name for name in folders if name[0] != "." and os.path.realpath(here / name) != excluded]
-            inside += [here / name for name in names if name[0] != "." and Path(name).suffix.lower() in FORMATS]
+        inside = _pictures_below(path, outside, closed)
         if not inside and not closed:
             empty.append(path)
         relative = [(file, file.relative_to(path)) for file in inside]
@@ -223,6 +253,20 @@ def find_pictures(
     return found
 
 
+def _pictures_below(path: Path, outside: Path | None, closed: list[OSError]) -> list[Path]:
+    if isinstance(path, Remote):
+        names = [name for name in path.files() if not re.search(r"(^|/)\.", name)]
+        files = [path / name for name in names if Path(name).suffix.lower() in FORMATS]
+        return [file for file in files if outside in (None, path) or outside not in file.parents]
+    excluded = None if outside is None else os.path.realpath(outside)
+    inside = []
+    for folder, folders, names in os.walk(path, onerror=closed.append):
+        here = Path(folder)
+        folders[:] = [name for name in folders if name[0] != "." and os.path.realpath(here / name) != excluded]
+        inside += [here / name for name in names if name[0] != "." and Path(name).suffix.lower() in FORMATS]
+    return inside
+
+
 @dataclass
 class Report:
     """Reads the pictures and writes the results, each in a thread; which of them failed decides the exit code."""
@@ -233,9 +277,12 @@ class Report:
     done: int = 0
     failures: list[dict[str, str]] = field(default_factory=list)
     waiting: deque[tuple[Item, dict[str, Any], Future[None]]] = field(default_factory=deque)
+    stream: TextIO | None = None  # where the lines about results go; None is stdout
 
     def __enter__(self) -> "Report":
-        self.reader, self.writer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        remote = [any(isinstance(place, Remote) for place in places) for places in zip(*self.items, strict=True)]
+        self.ahead, self.behind = (IN_FLIGHT if far else 1 for far in remote or (False, False))
+        self.reader, self.writer = ThreadPoolExecutor(self.ahead), ThreadPoolExecutor(self.behind)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -251,13 +298,12 @@ class Report:
         """The pictures that can be read; the next one is decoded while this one is restored."""
         from ddc.images import Picture
 
-        ahead = self.reader.submit(Picture.read, self.items[0].source)
+        coming: deque[Future[Picture]] = deque()
         for index, item in enumerate(self.items):
-            current = ahead
-            if index + 1 < len(self.items):
-                ahead = self.reader.submit(Picture.read, self.items[index + 1].source)
+            for later in self.items[index + len(coming) : index + 1 + self.ahead]:
+                coming.append(self.reader.submit(Picture.read, later.source))
             try:
-                picture = current.result()
+                picture = coming.popleft().result()
             except UserError as error:
                 self.failed(item.source, error)
                 continue
@@ -269,21 +315,28 @@ class Report:
 
     def settle(self, at_most: int = 0) -> None:
         """Wait until at most so many results are waiting to be written."""
-        while len(self.waiting) > at_most:
+        while len(self.waiting) > max(at_most, self.behind if at_most else 0):
             item, facts, future = self.waiting.popleft()
             try:
                 future.result()
             except UserError as error:
                 self.failed(item.source, error)
                 continue
-            self.done += 1
-            line = {"input": str(item.source), "output": str(item.target), **facts}
-            print(json.dumps(line) if self.options.json else item.target)
+            self.finished({"input": str(item.source), "output": str(item.target), **facts})
+
+    def finished(self, line: dict[str, Any]) -> None:
+        """Print what was written; `line` is that of --json."""
+        self.done += 1
+        print(json.dumps(line) if self.options.json else line["output"], file=self.stream)
+
+    def say(self, text: str) -> None:
+        """Print what was found in a picture, or how long it takes."""
+        print(text, file=sys.stderr)
 
     def failed(self, source: Path, error: UserError) -> None:
         self.failures.append({"input": str(source), "error": str(error)})
         if self.options.json:
-            print(json.dumps(self.failures[-1]))
+            print(json.dumps(self.failures[-1]), file=self.stream)
         if len(self.items) + len(self.closed) == 1:
             raise error  # the only picture: the command itself has failed
         print(f"ddc: {error}", file=sys.stderr)
@@ -314,6 +367,19 @@ class Report:
         return 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """Whether and how to use a Ray cluster."""
+
+    ray: Annotated[str | None, _ADDRESS, tyro.conf.arg(help_behavior_hint="")] = None
+    """Share the work among the workers of a Ray cluster: host:port, or auto for the one that this computer belongs to.
+    Without ADDRESS, use that of RAY_ADDRESS, or start Ray on this computer."""
+    workers: Annotated[int | None, shown("N")] = None
+    """Workers of --ray; by default one for each GPU of the cluster, or for each --cores if there is none."""
+    cores: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Processor cores of each worker of --ray."""
+
+
 def kernel_in_order(path: Path | None, correlation: bool) -> "Path | Tensor | None":
     """The kernel of a convolution, from a file with one, or with that of a correlation."""
     if path is None or not correlation:
@@ -327,12 +393,24 @@ def kernel_in_order(path: Path | None, correlation: bool) -> "Path | Tensor | No
     return pad(turned, (1 - turned.shape[1] % 2, 0, 1 - turned.shape[0] % 2, 0))
 
 
-def write_samples(files: list[Path], mean: "Picture", samples: "list[Picture]", std: "Tensor", quality: int) -> None:
-    """Write the files of several samples, which are `FileOptions.written`."""
+def write_result(
+    files: list[Path],
+    mean: "Picture",
+    samples: "list[Picture]",
+    std: "Tensor",
+    doubt: "tuple[Tensor, Tensor] | None",
+    quality: int,
+) -> None:
+    """Write the files of a picture, which are `FileOptions.written`: of one sample, or of several."""
     import numpy as np
 
     from ddc.images import Picture, appearing
 
+    if doubt is not None:
+        half = (doubt[1] - doubt[0]).mean(0, keepdim=True) / 2
+        Picture.from_tensor((half / DOUBT_OF_WHITE).clamp(0, 1), grey=True).write(files.pop())
+    if len(samples) == 1:
+        return mean.write(files[0], quality)
     target, *numbered, std_numbers, std_picture = files
     for path, sample in zip(numbered, samples, strict=True):
         sample.write(path, quality)

@@ -19,8 +19,8 @@ class Info:
     and versions on this computer."""
 
     model: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
-    """A model folder, or the folder of a prior or of another single network; if left out, the model that is shipped with
-    the package, if there is one."""
+    """A model folder, a model on the Hugging Face Hub (user/model), or the folder of a prior or of another single network;
+    if left out, the model that is shipped with the package, if there is one."""
     size: int = 256
     """Side of the picture that FLOPs are counted for."""
     json: bool = False
@@ -34,7 +34,12 @@ class Info:
             raise UserError(f"--size is {self.size}; expected the side of a picture in pixels, such as 256")
         facts: dict[str, Any] = {}
         if self.model is not None or (DEFAULT_MODEL / "prior").is_dir():
-            facts["model"] = _model(self.model or DEFAULT_MODEL, self.size)
+            folder = self.model or DEFAULT_MODEL
+            if not folder.exists():
+                from ddc.hub import fetch_model
+
+                folder = fetch_model(folder)
+            facts["model"] = _model(folder, self.size)
         facts |= _computer()
         if self.json:
             print(json.dumps(facts, indent=2, ensure_ascii=False))
@@ -58,8 +63,9 @@ def _model(folder: Path, size: int) -> dict[str, Any]:
     config = read_config(folder) if (folder / "config.json").is_file() else {}
     megabytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
     facts: dict[str, Any] = {"folder": str(folder), "megabytes": round(megabytes, 1)}
-    if "inputs" in config:
-        return facts | {"network": consistency(DataConsistency.from_pretrained(folder))}
+    if "inputs" in config or config.get("in_channels") == 6:  # the released DDC networks name no inputs
+        use = {"use": f"a data-consistency network: ddc restore … --network {folder}"}
+        return facts | use | {"network": consistency(DataConsistency.from_pretrained(folder))}
     if "task" in config:
         bridge = Bridge.from_pretrained(folder)
         known = {"task": bridge.task, "largest noise": bridge.sigma_max}
@@ -77,11 +83,17 @@ def _model(folder: Path, size: int) -> dict[str, Any]:
         "clamp": prior.clamp,
         "schedule": {
             "steps": schedule.train_steps,
-            "kind": prior.scheduler_config.get("beta_schedule", "linear"),
+            "kind": _kind(prior.scheduler_config),
             "last alpha bar": float(f"{float(schedule.alpha_bars[-2]):.3g}"),
         },
     }
     return facts | ({"network": consistency(pipe.network)} if pipe.network is not None else {})
+
+
+def _kind(scheduler: dict[str, Any]) -> str:
+    """The betas of a DDPM; a flow or EDM has none."""
+    name = str(scheduler.get("_class_name", ""))
+    return name if name.startswith(("Flow", "EDM")) else str(scheduler.get("beta_schedule", "linear"))
 
 
 def _unet(unet: "nn.Module", size: int) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from tyro.conf import Positional
 
 from ddc.cli.evaluate import MeasuringOptions
 
-Name = Literal["table1", "table2", "table3", "table4", "table5", "table6", "figure2", "figure5", "figure7", "figure8"]
+Tables = Literal["table1", "table2", "table3", "table4", "table5", "table6"]
+Name = Literal[Tables, "figure2", "figure5", "figure7", "figure8", "unseen"]
 
 
 @dataclass(frozen=True)
 class Reproduce(MeasuringOptions):
-    """Run a table or a figure of the paper; the report shows the paper's figures beside ours.
+    """Run a table or a figure of the paper, whose report shows the paper's figures beside ours, or "unseen", operators
+    that no network was trained on.
 
     Rows that are already in the --out folder are not measured again. For several devices, use accelerate launch.
     """

@@ -1,7 +1,6 @@
 """`ddc restore`: degraded pictures in, restored pictures out."""
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from ddc.cli.files import FileOptions, Item, Report, kernel_in_order, progress_bar, shown, write_samples
+from ddc.cli.files import FileOptions, Item, RayOptions, Report, kernel_in_order, progress_bar, shown, write_result
 from ddc.errors import UserError
 from ddc.notation import duration
 
@@ -25,7 +24,7 @@ BESIDE = Path("NAME_restored.png")  # beside the picture, where no other place i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restore(FileOptions):
+class Restore(RayOptions, FileOptions):
     """Restore pictures. For super-resolution IN is the small picture. For inpainting its transparent pixels, or
     --mask, are the holes."""
 
@@ -36,15 +35,22 @@ class Restore(FileOptions):
     """What to undo: sr2 … sr16, deblur (the blur is estimated), disc3, gauss1.5, motion, blur, inpaint, jpeg (the
     quality is read from the file), jpeg10, denoise, colorize; `ddc info` lists all. auto finds out what was
     done to each picture, and leaves a good one as it is."""
-    solver: Annotated[str, tyro.conf.arg(metavar="SOLVER")] = "ddc"
-    """The algorithm, with settings if needed, as in ddnm:eta=0.5; `ddc info` lists all."""
+    solver: Annotated[str | None, shown("SOLVER")] = None
+    """The algorithm, with settings if needed, as in ddnm:eta=0.5; `ddc info` lists all. By default posterior if the model
+    has a network for it, else ddc."""
+    realism: Annotated[float | None, shown("NUMBER")] = None
+    """For the solver posterior: 0 is the estimate with the least error, in one evaluation; 1 is a sample, which looks more
+    natural and invents more. By default 1 in wide holes, and elsewhere what the model states."""
     model: Annotated[Path | None, shown("FOLDER")] = None
-    """The model folder; by default the model that is shipped with the package."""
+    """The model folder, or a model on the Hugging Face Hub, as in user/model or user/model@revision; by default the model
+    that is shipped with the package."""
     network: Annotated[Path | None, shown("FOLDER")] = None
     """A data-consistency network outside the model folder."""
     sigma: Annotated[float | Literal["auto"] | None, shown("NUMBER|auto")] = None
     """The standard deviation of the noise, for pixels in [0, 1], as in 0.05; auto estimates it. By default it is auto
     for the tasks denoise, deblur and auto, and 0 for the others."""
+    strength: Literal["low", "medium", "high"] = "medium"
+    """How much to change where the noise is estimated: low keeps more of the picture, high removes more."""
     mask: Annotated[Path | None, shown("FILE")] = None
     """A mask for inpainting, of the size of the picture: white is known, black is a hole."""
     kernel: Annotated[Path | None, shown("FILE")] = None
@@ -59,6 +65,8 @@ class Restore(FileOptions):
     samples: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Restorations of each picture. With two or more, the result is their mean; the samples (_1, _2, …) and their
     standard deviation are written beside it, as numbers (_std.npy) and as a picture (_std.png; white is 0.1 or more)."""
+    doubt: bool = False
+    """Also write NAME_doubt.png: how far each pixel may be off, at 90 % (white is 0.25 or more). It takes eight samples."""
     seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """Random seed. The result depends on the seed and on the name of the file."""
     tile: Annotated[int | None, shown("PIXELS")] = None
@@ -78,14 +86,30 @@ class Restore(FileOptions):
         if self.out == BESIDE:
             return self._beside().run()
         report = self.plan()
+        self.check()
+        if not report.items:
+            return report.exit_code()
+        if self.ray is not None:
+            from ddc.fleet import restore_files
+
+            restore_files(self, report)
+        else:
+            from ddc.pipeline import RestorationPipeline
+
+            pipe = RestorationPipeline.from_pretrained(self.model, self.network).to(self.device, self.fast)
+            self.process(pipe, report)
+        return report.exit_code()
+
+    def check(self) -> None:
+        """Refuse options that cannot work, before a model or a picture is read."""
         if not 1 <= self.quality <= 100:
             raise UserError(f"--quality is {self.quality}; expected a number from 1 to 100")
         from ddc.pipeline import RestorationPipeline
 
         RestorationPipeline.check_options(self._task(), **self._options())
-        if not report.items:
-            return report.exit_code()
-        pipe = RestorationPipeline.from_pretrained(self.model, self.network).to(self.device, self.fast)
+
+    def process(self, pipe: "RestorationPipeline", report: Report) -> None:
+        """Restore the pictures of a report."""
         batch = self.batch or pipe.batch
         with report, progress_bar(self.task, len(report.items)) as show:
             for _, neighbours in groupby(report.pictures(), key=lambda entry: entry[1].pixels.shape):
@@ -95,7 +119,6 @@ class Restore(FileOptions):
                             self._hand_over(item, result, index, report)
                     report.settle(batch)
             report.settle()
-        return report.exit_code()
 
     def _beside(self) -> "Restore":
         """The same command with a result beside its one picture."""
@@ -108,11 +131,21 @@ class Restore(FileOptions):
     def _task(self) -> str:
         return "custom" if self.operator is not None else self.task
 
+    def _solver(self) -> str:
+        from ddc.pipeline import default_solver
+
+        if self.solver is not None:
+            return self.solver
+        return "ddc" if self.network else default_solver(self.model)
+
     def _options(self) -> "Options":
         return {
             "sigma": self.sigma,
-            "solver": self.solver,
+            "strength": self.strength,
+            "solver": self._solver(),
             "steps": self.steps,
+            "realism": self.realism,
+            "doubt": self.doubt,
             "seed": self.seed,
             "samples": self.samples,
             "mask": self.mask,
@@ -135,7 +168,7 @@ class Restore(FileOptions):
         options["names"] = names
         if show is not None:
             options["progress"] = lambda share: show(begun + share * len(group))
-        options["forecast"] = partial(_print_forecast, names)
+        options["forecast"] = lambda forecast: report.say(_forecast_text(names, forecast))
         try:
             yield group, pipe([picture for _, picture in group], self._task(), **options)
         except UserError as error:
@@ -151,12 +184,10 @@ class Restore(FileOptions):
         if self.task in ("deblur", "auto") and facts["task"] != "nothing":
             found = " ".join(result.found[index])
             detected = f"{facts['task']} with noise {facts['sigma']:.3f}"
-            print(f"{item.source.name}: {found + ' ' if found else ''}restored as {detected}", file=sys.stderr)
-        if self.samples == 1:
-            report.write(item, facts, partial(result.pictures[index].write, item.target, self.quality))
-        else:
-            parts = (result.mean[index], result.samples[index], result.std[index])
-            report.write(item, facts, partial(write_samples, self.written(item), *parts, self.quality))
+            report.say(f"{item.source.name}: {found + ' ' if found else ''}restored as {detected}")
+        doubt = result.intervals[index] if self.doubt else None
+        parts = (result.mean[index], result.samples[index], result.std[index], doubt)
+        report.write(item, facts, partial(write_result, self.written(item), *parts, self.quality))
 
     def _facts(self, item: Item, result: "RestorationResult", index: int) -> dict[str, Any]:
         height, width = result.pictures[index].pixels.shape[:2]
@@ -165,7 +196,7 @@ class Restore(FileOptions):
         return {
             "task": result.tasks[index],
             "sigma": round(result.sigma[index], 6),
-            "solver": self.solver,
+            "solver": self._solver(),
             "seed": self.seed,
             "samples": self.samples,
             "width": width,
@@ -178,9 +209,9 @@ class Restore(FileOptions):
         }
 
 
-def _print_forecast(names: list[str], forecast: "Forecast") -> None:
-    """Print how long a call will take, if that is long."""
+def _forecast_text(names: list[str], forecast: "Forecast") -> str:
+    """How long a call will take."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     tiles = f"{forecast.tiles} tile{'s' if forecast.tiles > 1 else ''}"
     size = f"{forecast.width}×{forecast.height}"
-    print(f"{names[0]}{more}: {size}, {tiles}, about {duration(forecast.seconds)}", file=sys.stderr)
+    return f"{names[0]}{more}: {size}, {tiles}, about {duration(forecast.seconds)}"

@@ -1,4 +1,4 @@
-"""`ddc web`: open the web page for restoring pictures."""
+"""`ddc web`: serve the web page for restoring pictures, and the API."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +11,12 @@ from ddc.web.limits import Limits
 
 @dataclass(frozen=True, kw_only=True)
 class Web:
-    """Open a web page for restoring pictures. Only this computer can reach it unless --host says otherwise. It
+    """Open a web page for restoring pictures, and an API for programs (POST /api/restore). Only this computer can reach it unless --host says otherwise. It
     makes no connections to other computers."""
 
     model: Path | None = None
-    """The model folder; if left out, the one that is shipped with the package."""
+    """The model folder, or a model on the Hugging Face Hub, as in user/model or user/model@revision; if left out, the one
+    that is shipped with the package."""
     network: Path | None = None
     """A data-consistency network outside the model folder."""
     device: str = "auto"
@@ -28,16 +29,28 @@ class Web:
     """Port; if left out, the first free one from 7860 on."""
     allowed_host: tuple[str, ...] = ()
     """Further host names that the page answers to, such as that of the reverse proxy."""
+    page: bool = True
+    """Serve the page; without it, the API for programs alone."""
     open_browser: bool = False
     """Also open the page in the browser."""
+    static: Path | None = None
+    """Write the page into this new folder and end. Its files restore pictures in the browser; any static server can host them."""
+    runtime: Path | None = None
+    """With --static: onnxruntime-web's archive, from `npm pack`; if left out, npm fetches it."""
     limits: Annotated[Limits, tyro.conf.arg(name="")] = field(default_factory=Limits)
 
     def run(self) -> int:
+        if self.static is not None:
+            from ddc.web.site import write_site
+
+            write_site(self.static, self.model, self.runtime)
+            print(f"{self.static}: the page; look at it with `python -m http.server --directory {self.static}`")
+            return 0
         from ddc.pipeline import RestorationPipeline
         from ddc.web.server import listen, serve
 
         bound = listen(self.host, self.port)  # before the model is read
         pipe = RestorationPipeline.from_pretrained(self.model, self.network)
         pipe.to(self.device, self.fast, compile=False)  # the first visitor would wait for the compilation
-        serve(pipe, self.limits, self.host, bound, self.allowed_host, self.open_browser)
+        serve(pipe, self.limits, self.host, bound, self.allowed_host, self.open_browser, with_page=self.page)
         return 0

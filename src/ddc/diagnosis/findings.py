@@ -1,18 +1,17 @@
-"""Diagnoses a photograph: what was done to it, in which strength, and what the pipeline can do about it."""
+"""Diagnoses a photograph: what was done to it, and in which strength."""
 
-import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import PIL.Image
+from torch import Tensor
 
 from ddc.diagnosis.blocks import detect_blocks
 from ddc.diagnosis.content import Fading, Mask, belongs_to_picture, find_fading, find_marks, is_drawing
 from ddc.diagnosis.enlargement import Enlargement, detect_enlargement, is_soft
 from ddc.diagnosis.grain import Noise, measure_noise
-from ddc.diagnosis.planes import luma_chroma, middle
+from ddc.diagnosis.planes import Plane, luma_chroma, middle
+from ddc.diagnosis.shake import cost_of, estimate_kernel, spread_of
 from ddc.errors import UserError
 from ddc.estimates import (
     BLURRED,
@@ -21,16 +20,21 @@ from ddc.estimates import (
     NOTICEABLE,
     BlurEstimate,
     detail_of,
+    direction_spectrum,
     estimate_blur,
+    is_possible,
     noise_of,
     with_jpeg_noise,
 )
-from ddc.images import Picture, quantise, unit_float
+from ddc.images import Picture, unit_float
 from ddc.jpegfile import jpeg_settings
+from ddc.operators.blur import KernelBlur
 
 SIDE = 1024  # pixels of the part that is examined
+SMALLEST_SHAKEN, NOISIEST_SHAKEN = 128, 0.04  # pixels and σ, beyond which no kernel is searched
+LEAST_SHARE_OF_SHAKE = 0.35  # of what another blur leaves unexplained, that a kernel must explain
+SHAKEN = 1.5  # pixels of a kernel's spread; less may be texture
 LARGE_HOLE = 100  # pixels across, from which on the filling is invention
-NOTHING = "nothing"  # the task of a picture that is returned as it is
 STRONGEST = 0.12  # σ that is assumed at most
 
 
@@ -39,6 +43,7 @@ class Findings:
     """What was done to a picture: blurred, then reduced or enlarged, then noise, then JPEG; and what it is."""
 
     blur: BlurEstimate | None = None
+    kernel: Tensor | None = None  # of a path of free shape, instead of the blur
     enlargement: Enlargement | None = None
     noise: Noise = field(default_factory=Noise)
     sigma: float = 0.0  # of the finest noise, before JPEG; 0 if it is not noticeable
@@ -72,7 +77,9 @@ class Findings:
             said.append(f"It has holes of up to {self.hole} pixels.")
         if self.hole > LARGE_HOLE:
             said.append("What fills such large holes is invented.")
-        if self.blur is not None:
+        if self.kernel is not None:
+            said.append(f"It is shaken, along a path of about {4 * spread_of(self.kernel):.0f} pixels.")
+        elif self.blur is not None:
             said.append(_blur_in_words(self.blur))
         if self.enlargement is not None:
             said.append(f"It was enlarged {self.enlargement.factor:.1f} times.")
@@ -105,7 +112,7 @@ def examine(picture: Picture) -> Findings:
     hole = 0 if alpha is None or cut_out else _hole(alpha)
     if hole or cut_out or is_drawing(pixels):
         return Findings(hole=hole, cut_out=cut_out, drawing=not hole and is_drawing(pixels))
-    settings = jpeg_settings(picture.path)
+    settings = jpeg_settings(picture.file)
     luma = luma_chroma(pixels)[0]
     blocks = detect_blocks(luma, settings and settings.quality)
     quality = blocks.quality if blocks else settings and settings.quality
@@ -119,10 +126,13 @@ def examine(picture: Picture) -> Findings:
     except UserError:  # too few pixels are known
         level = 0.0
     sigma = noise_of(level, settings, 1 if picture.grey else 3)
-    blur = _blur(picture, sigma) if enlargement is None and is_soft(luma) else None
+    soft = enlargement is None and is_soft(luma)
+    blur = _blur(picture, sigma) if soft else None
+    kernel = _shake(picture, luma, sigma, blur) if soft and not coarse else None
     fading = find_fading(pixels)
     return Findings(
         blur,
+        kernel,
         enlargement,
         noise,
         sigma if level >= NOTICEABLE and noise.even else 0.0,
@@ -142,6 +152,21 @@ def _blur(picture: Picture, sigma: float) -> BlurEstimate | None:
     return blur if blur.spread >= BLURRED * (1 + 10 * sigma) else None  # noise hides detail as a blur does
 
 
+def _shake(picture: Picture, luma: Plane, sigma: float, blur: BlurEstimate | None) -> Tensor | None:
+    """Returns the kernel of a shaken picture, if it explains the spectrum better than a blur of a known shape."""
+    if min(luma.shape) < SMALLEST_SHAKEN or sigma > NOISIEST_SHAKEN:
+        return None
+    sigma = with_jpeg_noise(picture, sigma)
+    kernel, spectrum = estimate_kernel(luma, sigma), direction_spectrum(luma, sigma)
+    other, _ = spectrum.best([BlurEstimate(), blur or BlurEstimate()], 2)
+    if (
+        other - cost_of(spectrum, kernel) < LEAST_SHARE_OF_SHAKE * (other - spectrum.least_cost())
+        or spread_of(kernel) < SHAKEN
+    ):
+        return None
+    return kernel if is_possible(picture, KernelBlur(kernel), sigma) else None
+
+
 def _hole(alpha: np.ndarray[Any, Any]) -> int:
     """Returns the longest run of transparent pixels along rows or columns, the shorter of the two."""
 
@@ -154,71 +179,3 @@ def _hole(alpha: np.ndarray[Any, Any]) -> int:
 
     clear = alpha < 0.5
     return min(longest(clear), longest(clear.T))
-
-
-@dataclass(frozen=True)
-class Treatment:
-    """What the pipeline does: prepare the picture, restore it with a task and σ_y, and bring it to its size."""
-
-    task: str
-    sigma: float = 0.0
-    shrink: float = 1.0  # the factor by which it was enlarged
-    grid: tuple[int, int] = (0, 0)  # of JPEG's blocks
-    because: tuple[str, ...] = ()  # the findings, in words
-
-    def prepared(self, picture: Picture) -> Picture:
-        """Returns the picture that is the measurement of the task."""
-        if self.shrink > 1:
-            height, width = (max(8, round(length / self.shrink)) for length in picture.size)
-            image = PIL.Image.fromarray(quantise(picture.pixels, 8))
-            small = np.asarray(image.resize((width, height), PIL.Image.Resampling.BOX))
-            return dataclasses.replace(picture, pixels=small, alpha=None)
-        if self.grid != (0, 0):
-            pixels = np.pad(picture.pixels, self._margins(), mode="symmetric")
-            alpha = None if picture.alpha is None else np.pad(picture.alpha, self._margins()[:2], mode="edge")
-            return dataclasses.replace(picture, pixels=pixels, alpha=alpha)
-        return picture
-
-    def _margins(self) -> tuple[tuple[int, int], ...]:
-        return (-self.grid[0] % 8, 0), (-self.grid[1] % 8, 0), (0, 0)
-
-    def finished(self, restored: Picture, source: Picture) -> Picture:
-        """Returns a restored picture at the place and in the size of its source."""
-        if self.shrink > 1 and restored.size != source.size:
-            planes = [PIL.Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(restored.pixels, 2, 0)]
-            size = source.size[::-1]
-            resized = [np.asarray(plane.resize(size, PIL.Image.Resampling.LANCZOS)) for plane in planes]
-            return dataclasses.replace(restored, pixels=np.stack(resized, axis=2).clip(0, 1), alpha=source.alpha)
-        if self.shrink == 1 and restored.size != source.size:
-            (top, _), (left, _), _ = self._margins()
-            return dataclasses.replace(restored, pixels=restored.pixels[top:, left:], alpha=source.alpha)
-        return restored
-
-
-def plan_treatment(picture: Picture) -> Treatment:
-    """Returns what to do with a picture, and why; the task is `NOTHING` if it should be left alone."""
-    found = examine(picture)
-    return dataclasses.replace(treatment(found) or Treatment(NOTHING), because=tuple(found.sentences()))
-
-
-def treatment(found: Findings) -> Treatment | None:
-    """Returns what the pipeline can do about the findings today; None if it should leave the picture alone."""
-    if found.hole:
-        return Treatment("inpaint")
-    if found.drawing or found.cut_out:
-        return None
-    quality = 100 if found.quality is None else found.quality
-    if found.enlargement is not None:
-        factor = found.enlargement.factor
-        whole = round(factor) if abs(factor - round(factor)) < 0.06 else math.ceil(factor)
-        return Treatment(f"sr{min(max(whole, 2), 8)}", found.strength, shrink=factor)
-    if found.blur is not None and quality >= COARSEST_TO_DEBLUR:
-        luma = found.noise.luma
-        # after JPEG, the finest noise is weaker than that before it; too little is worse than too much
-        compressed = min(1.5 * luma.middle, 3 * luma.fine) if quality < 95 else 0.0
-        return Treatment(found.blur.task, min(max(found.strength, compressed), STRONGEST))
-    if found.noise.luma_found or found.noise.chroma_found:
-        return Treatment("denoise", min(1.1 * found.strength, STRONGEST))
-    if found.compressed:
-        return Treatment(f"jpeg{quality}", 0.008 if found.saved_again else 0.0, grid=found.grid)
-    return Treatment("denoise", min(found.sigma, STRONGEST)) if found.sigma else None

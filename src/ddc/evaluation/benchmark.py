@@ -3,7 +3,7 @@
 import dataclasses
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ from ddc.evaluation.run import (
     solver_order,
     weight_files,
 )
+from ddc.hub import fetch_model
 from ddc.images import Picture, quantise, to_internal, to_unit
 from ddc.notation import Entry, split, to_number
 from ddc.operators.inpaint import Inpaint
@@ -145,7 +146,7 @@ class Models:
         self.folders, self.priors, self.recorded = folders, priors or {}, recorded_models(out) if out else {}
         for name, folder in folders.items():
             if not folder.is_dir() and name not in self.recorded:
-                raise UserError(f"the model {folder} is not a folder; expected one with prior/ and network/")
+                folders[name] = fetch_model(folder)
         self.target: dict[str, Any] = {"device": "cpu", "fast": False}  # the arguments of `RestorationPipeline.to`
         self.size: int | None = None  # of the pictures, for which networks are compiled
         self._pipes: dict[str, RestorationPipeline] = {}
@@ -309,8 +310,9 @@ def evaluate(
     models: Models,
     options: EvaluationOptions,
     protocol: dict[str, Any] | None = None,
+    how: Callable[..., "Measuring"] | None = None,
 ) -> EvaluationResult:
-    """Measure every case on every image that has no row yet.
+    """Measure every case on every image that has no row yet; `how` is another class than `Measuring` to do it with.
 
     With several processes (RANK and WORLD_SIZE are set, as `accelerate launch` does) each measures its share of the
     images; all return when all are done.
@@ -345,7 +347,7 @@ def evaluate(
         run.save_protocol(changes | EXPLANATIONS, hardware=[machine(device, options.compile)], **added)
         runs = {case: wanted[case] for case in cases if case not in skipped}
         with run:
-            measuring = Measuring(run, models, metrics, options, timer, runs)
+            measuring = (how or Measuring)(run, models, metrics, options, timer, runs)
             measuring.truths([image for image in images[share] if image.name not in run.truths])
             measuring.all(todo)
     else:
@@ -408,34 +410,40 @@ class Measuring:
         written: list[Future[None]] = []
         total = sum(map(len, todo.values()))
         with ThreadPoolExecutor(1) as writer, progress(total, hidden=self.run.rank > 0) as advance:
-            for case in cases:
-                worst = WORST if case in self.leaders else 0
-                gallery = Gallery(self.run, case.key, self.keep, worst, writer, write_pictures)
-                for rows, pictures in self.batches(case, todo[case]):
-                    self.run.write(rows)
-                    written += gallery.offer(rows, pictures)
-                    advance(len(rows), f"{case.task} σ={case.sigma:g} {case.label}")
+            worst = {case: WORST if case in self.leaders else 0 for case in cases}
+            kept = {case: Gallery(self.run, case.key, self.keep, worst[case], writer) for case in cases}
+            for case, (rows, pictures) in self.batches({case: todo[case] for case in cases}):
+                self.run.write(rows)
+                written += kept[case].offer(rows, pictures)
+                advance(len(rows), f"{case.task} σ={case.sigma:g} {case.label}")
         for future in written:
             future.result()  # a picture that could not be written is an error
 
-    def batches(self, case: Case, images: list[CleanImage]) -> Iterator[Measured]:
+    def batches(self, todo: dict[Case, list[CleanImage]]) -> Iterator[tuple[Case, Measured]]:
         size = self.options.batch_size
-        full = min(size, len(self.runs[case])) if self.options.compile else 0
-        for start in range(0, len(images), size):
-            if not self.timer.allows(case.key[3:], case.evaluations):
-                return
-            batch = images[start : start + size]
-            if self.device.type == "cuda" and start == 0 and case.evaluations:
-                # kernels are loaded, chosen and compiled, which is not the solver's time
-                self.batch(dataclasses.replace(case, solver=dataclasses.replace(case.solver, steps=2)), batch, full)
-            started = time.monotonic()
-            measured = self.batch(case, batch, full)
-            self.timer.took(case.key[3:], case.evaluations, time.monotonic() - started)
-            yield measured
+        for case, images in todo.items():
+            for start in range(0, len(images), size):
+                if not self.timer.allows(case.key[3:], case.evaluations):
+                    break
+                batch = images[start : start + size]
+                if start == 0:
+                    self.warm_up(case, batch)
+                started = time.monotonic()
+                measured = self.batch(case, batch)
+                self.timer.took(case.key[3:], case.evaluations, time.monotonic() - started)
+                yield case, measured
 
-    def batch(self, case: Case, images: list[CleanImage], full: int = 0) -> Measured:
-        """Degrade, restore and compare a few images; repeated up to a `full` batch, for which networks are compiled."""
+    def warm_up(self, case: Case, images: list[CleanImage]) -> None:
+        """Have CUDA's kernels loaded, chosen and compiled, which is not the solver's time."""
+        if self.device.type == "cuda" and case.evaluations:
+            self.batch(case, images, short=True)
+
+    def batch(self, case: Case, images: list[CleanImage], short: bool = False) -> Measured:
+        """Degrade, restore and compare a few images; repeated up to a full batch, for which networks are compiled."""
         count, options = len(images), self.options
+        full = min(options.batch_size, len(self.runs[case])) if options.compile else 0
+        if short:
+            case = dataclasses.replace(case, solver=dataclasses.replace(case.solver, steps=2))
         images = images + images[-1:] * (full - count)
         names = [image.name for image in images]
         truth = torch.stack([image.pixels for image in images]).to(self.device).float() / 255
@@ -448,12 +456,14 @@ class Measuring:
         samples, truth = [sample[:count] for sample in pictures], truth[:count]
         values, features = self.metrics(samples[0], truth)
         values["consistency"] = agreement[:count].tolist()
+        parts = self.models.pipeline(case.model).parts(case.solver, problem)
         if len(samples) > 1:
             inpaints = isinstance(problem.operator, Inpaint)
             seen = problem.operator.observed(y, (truth.shape[-2], truth.shape[-1])) if inpaints else None
             hole = None if seen is None else 1 - seen[:count].float()
-            values |= judge_samples(torch.stack(samples), truth, hole)
-        timing = {"nfe": case.evaluations, "seconds": round(seconds, 6), "batch": len(images)}
+            values |= judge_samples(torch.stack(samples), truth, hole, getattr(parts.get("posterior"), "doubt", 1.0))
+        evaluations = case.solver.settled(problem, parts).evaluations()
+        timing = {"nfe": evaluations, "seconds": round(seconds, 6), "batch": len(images)}
         curves = torch.stack([column for _, column in trace], 1).tolist() if trace else []
         rows = []
         for i, name in enumerate(names[:count]):
@@ -488,11 +498,3 @@ class Measuring:
             seconds = seconds or (time.perf_counter() - started) / len(names)
             restored.append(x.float())
         return restored, seconds, traced
-
-
-def write_pictures(paths: Sequence[Path], pictures: Sequence[Tensor]) -> None:
-    """The truth and the measurement if another case did not write them yet, and the samples."""
-    for i, (path, picture) in enumerate(zip(paths, pictures, strict=True)):
-        if i > 1 or not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Picture.from_tensor(picture.clamp(0, 1), bits=8).write(path)

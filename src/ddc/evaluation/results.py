@@ -39,6 +39,7 @@ FIGURES = {
     "psnr_mean": ("PSNR of the mean ↑", 2),
     "spread": ("spread", 3),
     "ratio": ("spread·√2/RMSE", 2),
+    "coverage": ("within 90 %", 3),
     "hole_spread": ("spread in holes", 3),
     "hole_ratio": ("ratio in holes", 2),
     "nfe": ("evaluations", 0),
@@ -77,7 +78,7 @@ def summarise(rows: list[Row], truths: dict[str, Row]) -> list[Row]:
     out = []
     for key, group in group_rows(rows).items():
         row: Row = dict(zip(KEY, key, strict=True)) | {"n": len(group)}
-        for name in (*AVERAGED, *SAMPLED, "spread", "hole_spread"):
+        for name in (*AVERAGED, *SAMPLED, "spread", "coverage", "hole_spread"):
             values = [r[name] for r in group if r.get(name) is not None]
             if values or name in COLUMNS:
                 row[name] = float(np.mean(values)) if values else None

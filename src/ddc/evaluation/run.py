@@ -28,6 +28,7 @@ from torch import Tensor
 
 from ddc import __version__
 from ddc.errors import UserError
+from ddc.images import Picture
 from ddc.networks import open_weights
 from ddc.perceptual import Array
 from ddc.solvers import SOLVERS
@@ -53,6 +54,7 @@ EXPLANATIONS = {
     "fd_vgg16": "Fréchet distance of position averages of VGG16's relu5_3; it falls with n, so compare equal n",
     "spread": "standard deviation between samples; ratio: spread × √2 / RMSE of a sample, 1 for samples of the posterior",
     "crps": "continuous ranked probability score of the pixels, fair for few samples; psnr_mean: of the samples' mean",
+    "coverage": "share of the pixels in their intervals of 90 %, with the factor of the model's posterior network",
     "hole": "hole_spread and hole_ratio are those of the pixels that were not observed",
     "seconds": "median per image of the solver alone, at the batch size",
 }
@@ -330,16 +332,19 @@ def picture_paths(run: Path, row: Row, samples: int = 1) -> list[Path]:
     return [folder / "truth" / f"{name}.png", folder / "y" / setting / f"{name}.png", case / f"{name}.png", *others]
 
 
+def write_pictures(paths: Sequence[Path], pictures: Sequence[Tensor]) -> None:
+    """The truth and the measurement if another case did not write them yet, and the samples."""
+    for i, (path, picture) in enumerate(zip(paths, pictures, strict=True)):
+        if i > 1 or not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Picture.from_tensor(picture.clamp(0, 1), bits=8).write(path)
+
+
 class Gallery:
-    """Keeps the pictures of one case for the report: those in `keep`, and the `worst` ones by LPIPS so far.
+    """Keeps the pictures of one case for the report: those in `keep`, and the `worst` ones by LPIPS so far."""
 
-    `write` stores pictures at paths, in the executor's thread.
-    """
-
-    def __init__(
-        self, run: RunFolder, key: Key, keep: set[str], worst: int, executor: Executor, write: Callable[..., None]
-    ) -> None:
-        self.folder, self.keep, self.count, self.executor, self.write = run.folder, keep, worst, executor, write
+    def __init__(self, run: RunFolder, key: Key, keep: set[str], worst: int, executor: Executor) -> None:
+        self.folder, self.keep, self.count, self.executor = run.folder, keep, worst, executor
         self.samples = 1
         self.lpips = {row["image"]: row["lpips"] for row in run.rows if key_of(row) == key}
 
@@ -352,7 +357,7 @@ class Gallery:
         for row, kinds in zip(rows, pictures, strict=True):
             if row["image"] in self.keep | after:
                 paths = picture_paths(self.folder, row, len(kinds) - 2)
-                jobs.append(self.executor.submit(self.write, paths, [kind.cpu() for kind in kinds]))
+                jobs.append(self.executor.submit(write_pictures, paths, [kind.cpu() for kind in kinds]))
                 self.samples = len(kinds) - 2
         for loser in before - after - self.keep:
             for path in picture_paths(self.folder, rows[0] | {"image": loser}, self.samples)[2:]:

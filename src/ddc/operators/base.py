@@ -17,10 +17,11 @@ Size = tuple[int, int]
 Sigma = float | Tensor  # the noise of y in [-1, 1] units; a tensor is (B, 1, 1, 1), one value for each image
 T = TypeVar("T")
 
-SINGULAR_CUTOFF = 0.03  # smaller singular values count as zero, as in DDRM
+SINGULAR_CUTOFF = 0.03  # smaller singular values count as zero: in DDRM those of one side, elsewhere their products
 NOISE_FLOOR = 1e-4  # of y, for Wiener's filter: the error of an exact measurement in float32
 EXACT = 1e-6  # of y: the rounding of float32 and its transforms
 FAINT = 1e-4  # of y: where a photograph leaves less than this, errors of y show
+UNEXPLAINED = (0.2, 4e-3)  # what 50 conjugate gradients leave of noise in y, relative to their start, and in all
 ROUNDING = 1 / 255  # of y: noise up to half a level of 8 bits, below which a pixel counts as known
 SIGNAL_STD = 0.25  # the spread of an image around a guess of it, in `project`
 BLOCK = 256  # rows of a block: small enough to skip the zeros of a large image, large enough for one matmul
@@ -135,16 +136,22 @@ class LinearOperator(Operator):
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
         """Returns Aᵀy for an image of the given size (default: `image_size(y)`)."""
 
-    def pinv(self, y: Tensor, size: Size | None = None) -> Tensor:
-        """Returns A†y."""
-        return self.regularised_inverse(y, 0.0, size)
+    def pinv(self, y: Tensor, size: Size | None = None, cutoff: float | None = None) -> Tensor:
+        """Returns A†y; see `regularised_inverse`."""
+        return self.regularised_inverse(y, 0.0, size, cutoff=cutoff)
 
     def regularised_inverse(
-        self, r: Tensor, lam: Sigma, size: Size | None = None, iterations: int | None = None
+        self,
+        r: Tensor,
+        lam: Sigma,
+        size: Size | None = None,
+        iterations: int | None = None,
+        cutoff: float | None = None,
     ) -> Tensor:
-        """Returns Aᵀ(AAᵀ + λI)⁻¹r = (AᵀA + λI)⁻¹Aᵀr; with λ = 0, the pseudo-inverse."""
+        """Returns Aᵀ(AAᵀ + λI)⁻¹r = (AᵀA + λI)⁻¹Aᵀr; with λ = 0, the pseudo-inverse. Singular values up to `cutoff`
+        count as zero (here they are damped); by default those that DDRM leaves out."""
         size = size or self.image_size(r)
-        floor = SINGULAR_CUTOFF**2 * 0.1
+        floor = (SINGULAR_CUTOFF if cutoff is None else cutoff) ** 2 * 0.1
         damped = lam.to(r).clamp(min=floor) if isinstance(lam, Tensor) else max(lam, floor)
 
         def normal(x: Tensor) -> Tensor:
@@ -156,9 +163,38 @@ class LinearOperator(Operator):
     def prox(self, x: Tensor, y: Tensor, lam: Sigma, iterations: int | None = None) -> Tensor:
         return x + self.regularised_inverse(y - self(x), lam, size_of(x), iterations)
 
+    def project(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
+        return x + self._towards(y - self(x), sigma, size_of(x))
+
     def guess(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
         """Returns `project` from x = 0."""
-        return self.regularised_inverse(y, noise_to_signal(sigma), size, self.guess_iterations)
+        return self._towards(y, sigma, size)
+
+    def _towards(self, r: Tensor, sigma: Sigma, size: Size | None) -> Tensor:
+        return self.regularised_inverse(r, noise_to_signal(sigma), size, self.guess_iterations, SINGULAR_CUTOFF)
+
+    def keep_known(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
+        """Returns x with what an exact y adds to it, by conjugate gradients on ‖A z − y‖² from z = x. The more of y they
+        leave unexplained, the less is added: then y has noise, which they would amplify. Training does without them,
+        because they would take as much time as the network."""
+        exact = torch.as_tensor(sigma, device=x.device) <= NOISE_FLOOR
+        if torch.is_grad_enabled() or not bool(exact.any()):
+            return x
+        size, work = size_of(x), torch.promote_types(x.dtype, torch.float32)
+        lacking = y.to(work) - self(x.to(work))
+        b = self.adjoint(lacking, size)
+        change = conjugate_gradient(
+            lambda p: self.adjoint(self(p), size), b, torch.zeros_like(b), self.cg_iterations, tolerance=1e-5
+        )
+        observed = self.observed(y)
+        weight = torch.ones_like(lacking) if observed is None else observed.to(work).expand_as(lacking)
+        count = weight.sum((1, 2, 3), keepdim=True).clamp(min=1)
+        before, after = (
+            (weight * part**2).sum((1, 2, 3), keepdim=True) / count for part in (lacking, lacking - self(change))
+        )
+        limit = (UNEXPLAINED[0] ** 2 * before).clamp(min=EXACT**2, max=UNEXPLAINED[1] ** 2)
+        trust = exact / (1 + (after / limit) ** 3)
+        return (x.to(work) + trust * change).to(x.dtype)
 
 
 class SVDOperator(LinearOperator):
@@ -193,12 +229,21 @@ class SVDOperator(LinearOperator):
         size = size or self.image_size(y)
         return self.V(self.singular_values(size, y) * self.Ut(y, size))
 
+    def measured(self, size: Size, x: Tensor) -> Tensor:
+        """Returns which singular values count as measured in DDRM, DDNM and pseudo-inverses, as booleans."""
+        return self.singular_values(size, x) > SINGULAR_CUTOFF
+
     def regularised_inverse(
-        self, r: Tensor, lam: Sigma, size: Size | None = None, iterations: int | None = None
+        self,
+        r: Tensor,
+        lam: Sigma,
+        size: Size | None = None,
+        iterations: int | None = None,
+        cutoff: float | None = None,
     ) -> Tensor:
         size = size or self.image_size(r)
         s = self.singular_values(size, r)
-        kept = s > SINGULAR_CUTOFF
+        kept = self.measured(size, r) if cutoff is None else s > cutoff
         gain = torch.where(kept, s, 0.0) / torch.where(kept, s**2 + lam, 1.0)
         return self.V(gain * self.Ut(r, size))
 
@@ -216,9 +261,11 @@ class SVDOperator(LinearOperator):
         """Returns x + V diag(s e² / (s² e² + ν²)) (Uᵀy − s Vᵀx): x with what an exact y adds to it. e is the spread
         of photographs, which errors of x do not exceed. Where A leaves little of a photograph, the excess of y is its
         error ν. The larger it is, the less is added: the network handles a y that was rounded better."""
-        if not self.by_frequency or (not isinstance(sigma, Tensor) and sigma > NOISE_FLOOR):
+        if not isinstance(sigma, Tensor) and sigma > NOISE_FLOOR:
             return x
         size = size_of(x)
+        if not self.by_frequency:  # pixels, colours or samples of a spectrum: nothing is faint
+            return torch.where(torch.as_tensor(sigma <= NOISE_FLOOR, device=x.device), self.prox(x, y, 0.0), x)
         s, e = self.singular_values(size, x), self.spectrum(size, x)
         lacking = self.Ut(y, size) - s * self.Vt(x)
         expected = (s * e) ** 2  # of lacking², if y is exact
@@ -281,6 +328,16 @@ class SeparableOperator(SVDOperator):
             return pad(outer, (0, size[1] - outer.shape[1], 0, size[0] - outer.shape[0]))
 
         return self.cached_like(x, ("s", size), make)
+
+    def measured(self, size: Size, x: Tensor) -> Tensor:
+        """Returns where the values of both sides are above the cut-off, which is DDRM's rule: products may be smaller."""
+
+        def make() -> Tensor:
+            rows, columns = (self._factors(length)["s"] > SINGULAR_CUTOFF for length in size)
+            kept = torch.outer(rows.double(), columns.double())
+            return pad(kept, (0, size[1] - kept.shape[1], 0, size[0] - kept.shape[0]))
+
+        return self.cached_like(x, ("measured", size), make) > 0
 
     def Vt(self, x: Tensor) -> Tensor:
         return _along_both(x, lambda side: self.basis("v", side.shape[-2], side).mT @ side)

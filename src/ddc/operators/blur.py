@@ -4,6 +4,7 @@ A photograph is not reflected: `ddc.operators.border` estimates what lies beyond
 """
 
 import math
+import os
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, Self
@@ -85,6 +86,9 @@ class GaussianBlurs(_Unrounding, SVDOperator):
 
     def singular_values(self, size: Size, x: Tensor) -> Tensor:
         return _stacked(one.singular_values(size, x) for one in self.operators)
+
+    def measured(self, size: Size, x: Tensor) -> Tensor:
+        return _stacked(one.measured(size, x) for one in self.operators)
 
     def spectrum(self, size: Size, x: Tensor) -> Tensor:
         return self.operators[0].spectrum(size, x)
@@ -210,6 +214,44 @@ def disc_kernel(radius: float = 3) -> Tensor:
     axis = (torch.arange((2 * half + 1) * parts, dtype=torch.float64) + 0.5) / parts - half - 0.5
     inside = (axis.view(-1, 1) ** 2 + axis**2 <= radius**2).double()
     kernel = inside.view(2 * half + 1, parts, 2 * half + 1, parts).mean((1, 3))  # the share of each pixel
+    return (kernel / kernel.sum()).float()
+
+
+def gaussian_kernel(along: float, across: float, angle_degrees: float = 0) -> Tensor:
+    """Returns a Gaussian of two widths, the first at an angle counter-clockwise from the x axis; its sum is 1."""
+    half, angle = math.ceil(4 * max(along, across)), math.radians(angle_degrees)
+    column = torch.arange(-half, half + 1, dtype=torch.float64)
+    row = column.view(-1, 1)
+    u = (column * math.cos(angle) - row * math.sin(angle)) / along
+    v = (column * math.sin(angle) + row * math.cos(angle)) / across
+    kernel = torch.exp(-0.5 * (u**2 + v**2))
+    return (kernel / kernel.sum()).float()
+
+
+def coded_kernel(cells: int = 7, seed: int = 0) -> Tensor:
+    """Returns a coded aperture: a square of cells that are open or closed at random; its sum is 1."""
+    kernel = (torch.rand(cells, cells, generator=torch.Generator().manual_seed(seed)) < 0.5).float()
+    kernel[cells // 2, cells // 2] = 1
+    return kernel / kernel.sum()
+
+
+def levin_kernel(number: int) -> Tensor:
+    """Returns one of the eight kernels of Levin et al. (2009), from the file that the variable DDC_LEVIN09 names."""
+    path = os.environ.get("DDC_LEVIN09")
+    if not path:
+        raise UserError(
+            "Levin's kernels are in a file of its authors; name it (Levin09.mat) in the variable DDC_LEVIN09"
+        )
+    try:
+        from scipy.io import loadmat
+
+        values = np.asarray(loadmat(path)["kernels"].ravel()[number - 1], dtype=np.float64)
+    except Exception as error:  # a damaged file can raise anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(f"Levin's kernels cannot be read from {path} ({reason}); expected Levin09.mat") from None
+    kernel = torch.from_numpy(values)
+    if kernel.ndim != 2 or not bool(kernel.isfinite().all()) or not float(kernel.sum()) > 0:
+        raise UserError(f"{path} holds no kernel {number}; expected eight of them, as in Levin09.mat")
     return (kernel / kernel.sum()).float()
 
 

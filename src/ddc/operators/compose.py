@@ -70,6 +70,14 @@ class LinearComposition(LinearOperator, Composition):
 
     second: LinearOperator
     first: LinearOperator
+    guess_iterations = 20
+
+    def guess(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
+        """Returns the guess of A2's measurement at image size, moved to explain y. From x = 0 it would be grey, because
+        the singular values of a reduction are small beside the noise."""
+        size = size or self.image_size(y)
+        start = self.first.to_image(self.second.guess(y, sigma, self.between(size)), size)
+        return self.project(start, y, sigma)
 
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
         size = size or self.image_size(y)

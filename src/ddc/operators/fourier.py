@@ -35,6 +35,9 @@ class MaskedFourier(SVDOperator):
             return torch.cat([coefficients.real, coefficients.imag], dim=1).to(x.dtype) * like(self.mask, x)
 
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
+        self.check_size((y.shape[-2], y.shape[-1]))
+        if y.shape[1] % 2:
+            raise UserError(f"a Fourier measurement has real and imaginary channels, an even number, not {y.shape[1]}")
         with torch.autocast(y.device.type, enabled=False):
             real, imaginary = (_wide(y) * self.mask.to(y.device, _wide(y).dtype)).chunk(2, dim=1)
             return torch.fft.ifft2(torch.complex(real, imaginary), norm="ortho").real.to(y.dtype)
@@ -52,9 +55,7 @@ class MaskedFourier(SVDOperator):
         return like(((self.mask + mirrored) / 2).sqrt(), x)
 
     def Vt(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            coefficients = torch.fft.fft2(_wide(x), norm="ortho")
-            return (coefficients.real - coefficients.imag).to(x.dtype)
+        return hartley(x)
 
     def V(self, c: Tensor) -> Tensor:
         return self.Vt(c)
@@ -89,6 +90,57 @@ class MaskedFourier(SVDOperator):
     def _inverse(self, x: Tensor) -> Tensor:
         s = self.singular_values((x.shape[-2], x.shape[-1]), x)
         return torch.where(s > 0, 1 / s.clamp(min=0.5), 0.0)
+
+
+class RandomProjections(SVDOperator):
+    """Compressed sensing: some coefficients of the Hartley transform of an image whose pixels have random signs, so that
+    each measures the whole image. Those that are not measured are 0 in y."""
+
+    settings = ("size", "share", "seed")
+
+    def __init__(self, size: Size, share: float, seed: int = 0) -> None:
+        super().__init__()
+        if not 0 < share <= 1:
+            raise UserError(f"the share of random projections is {share:g}; expected more than 0 and at most 1")
+        self.size, self.share, self.seed = (size[0], size[1]), float(share), int(seed)
+        generator = torch.Generator().manual_seed(derive_seed(seed, "projections"))
+        self.register_buffer("signs", torch.randint(2, self.size, generator=generator) * 2.0 - 1, persistent=False)
+        self.register_buffer("mask", (torch.rand(self.size, generator=generator) < share).double(), persistent=False)
+
+    signs: Tensor
+    mask: Tensor
+
+    def singular_values(self, size: Size, x: Tensor) -> Tensor:
+        if self.size != tuple(size):
+            raise UserError(
+                f"these projections are of images of {self.size[1]}×{self.size[0]} pixels; measure the whole"
+            )
+        return like(self.mask, x)
+
+    def Vt(self, x: Tensor) -> Tensor:
+        return hartley(x * like(self.signs, x))
+
+    def V(self, c: Tensor) -> Tensor:
+        return hartley(c) * like(self.signs, c)
+
+    def Ut(self, y: Tensor, size: Size | None = None) -> Tensor:
+        return y * self.singular_values((y.shape[-2], y.shape[-1]), y)
+
+    def U(self, c: Tensor) -> Tensor:
+        return self.Ut(c)
+
+    def to_image(self, y: Tensor, size: Size | None = None) -> Tensor:
+        return self.adjoint(y)
+
+    def add_noise(self, y: Tensor, z: Tensor, sigma: Sigma) -> Tensor:
+        return y + sigma * z * like(self.mask, y)
+
+
+def hartley(x: Tensor) -> Tensor:
+    """Returns the orthonormal Hartley transform, Re F − Im F, which is its own inverse."""
+    with torch.autocast(x.device.type, enabled=False):
+        coefficients = torch.fft.fft2(_wide(x), norm="ortho")
+        return (coefficients.real - coefficients.imag).to(x.dtype)
 
 
 def cartesian_mask(size: Size, acceleration: float, seeds: Sequence[int], centre: float = 0.08) -> Tensor:

@@ -49,6 +49,11 @@ class Radon(LinearOperator):
         return y.view(*x.shape[:2], self.angles, self.detectors) / max(self.size)
 
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
+        if tuple(y.shape[-2:]) != (self.angles, self.detectors):
+            raise UserError(
+                f"this Radon transform has {self.angles} angles and {self.detectors} detectors; the measurement has "
+                f"{y.shape[-2]} and {y.shape[-1]}"
+            )
         rays = y.reshape(-1, self.angles * self.detectors)
         x = y.new_zeros(rays.shape[0], self.left.shape[1])
         for left, share in zip(self.left, self.share, strict=True):

@@ -3,8 +3,11 @@
 A size that is no multiple of the scale is continued by symmetric reflection, so y has ceil(H / scale) rows.
 """
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from ddc.errors import UserError
 from ddc.operators.base import SeparableOperator, Sigma, Size, Taps
@@ -29,7 +32,8 @@ class Downscale(SeparableOperator):
 
 
 class Bicubic(Downscale):
-    """Antialiased bicubic downscaling: 4·scale taps, half-sample symmetric border."""
+    """Antialiased bicubic downscaling: 4·scale taps, half-sample symmetric border, as in DDRM. Pillow differs in the outer
+    two pixels of y, where it leaves out the taps beyond the border."""
 
     def taps(self, length: int) -> Taps:
         rows = torch.arange(-(-length // self.scale)).unsqueeze(1)
@@ -55,6 +59,31 @@ class AveragePool(Downscale):
         """Returns the guess for bicubic downscaling, corrected to have the means y. All singular values are equal here,
         so their directions are not frequencies: Wiener's filter would return y in squares."""
         return self.project(self.smooth.guess(y, sigma, size), y, sigma)
+
+
+class AreaDownscale(SeparableOperator):
+    """Downscaling by any factor: each pixel of y is the mean over its area, which may cut pixels. It has the size of its
+    images, because a factor such as 3.5 does not tell it from y."""
+
+    settings = ("size", "factor")
+
+    def __init__(self, size: Size, factor: float) -> None:
+        super().__init__()
+        if not 1 <= factor <= min(size):
+            raise UserError(f"the factor of downscaling is {factor:g}; expected 1 to {min(size)}, the shorter side")
+        self.size, self.factor, self.scale = (size[0], size[1]), float(factor), round(factor)
+
+    def taps(self, length: int) -> Taps:
+        start = torch.arange(math.ceil(length / self.factor), dtype=torch.float64).unsqueeze(1) * self.factor
+        index = start.floor().long() + torch.arange(math.ceil(self.factor) + 1)
+        weight = torch.minimum(index + 1.0, start + self.factor) - torch.maximum(index.double(), start)
+        return symmetric(index, length), weight.clamp(min=0) / self.factor
+
+    def to_image(self, y: Tensor, size: Size | None = None) -> Tensor:
+        return interpolate(y, size=size or self.size, mode="nearest-exact")
+
+    def image_size(self, y: Tensor) -> Size:
+        return self.size
 
 
 def cubic(x: Tensor) -> Tensor:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ddc.errors import UserError
 from ddc.noise import Noise, derive_seed
 from ddc.notation import Entry, with_settings
-from ddc.operators.base import LinearOperator, Size, SVDOperator
+from ddc.operators.base import NOISE_FLOOR, SINGULAR_CUTOFF, LinearOperator, Size, SVDOperator
 from ddc.priors import Denoiser
 from ddc.problems import Problem
 
@@ -28,12 +29,21 @@ class Step:
     noise: Tensor | None  # the network's ε̂, where there is one
 
 
+EXACT_CUTOFF = 1e-6  # of singular values in A†y without noise: the best on validation pictures
+
 Callback = Callable[[Step], None]
 
 # the lowest and highest value of settings; all others must be finite
 RANGES: dict[str, tuple[float, float]] = {
     **{"steps": (1, math.inf), "cg_iterations": (1, 1000), "eta": (0, 1), "eta_b": (0, 1), "realism": (0, 1)},
-    **{"lr": (0, math.inf), "lam": (0, math.inf), "gamma": (0, math.inf), "rho": (1e-9, math.inf), "c": (0, math.inf)},
+    **{
+        "cutoff": (0, 1),
+        "lr": (0, math.inf),
+        "lam": (0, math.inf),
+        "gamma": (0, math.inf),
+        "rho": (1e-9, math.inf),
+        "c": (0, math.inf),
+    },
 }
 
 
@@ -42,21 +52,23 @@ class Run:
 
     `noise` is a source, or a list with a seed for each picture; `corners` then says where each lies in a larger picture,
     with which it shares its noise. `size` is the height and width of the pictures that y measures; None asks the operator.
-    `parts` are the networks that the solver's `needs` name beside the prior: network, bridge or denoiser.
+    `parts` are the networks that the solver's `needs` name beside the prior: network, bridge, denoiser or
+    posterior; and "conditions" of the picture, for the last of them. The prior may be None if the solver does not need it.
     """
 
     def __init__(
         self,
         y: Tensor,
         problem: Problem,
-        prior: Denoiser,
+        prior: Denoiser | None,
         noise: Noise | list[int],
         callback: Callback | None = None,
         size: Size | None = None,
         corners: Sequence[tuple[int, int]] = ((0, 0),),
         **parts: Any,
     ) -> None:
-        self.y, self.problem, self.prior, self.callback = y, problem, prior, callback
+        self.y, self.problem, self.callback = y, problem, callback
+        self.prior: Any = prior
         self.noise = Noise(noise, corners, y.device) if isinstance(noise, list) else noise
         self.parts = parts
         self.A: Any = problem.operator  # the solver's `operators` says which kind it is
@@ -84,9 +96,15 @@ class Run:
         if self.callback:
             self.callback(Step(*self._step, x0, noise))
 
-    def pseudo_inverse(self) -> Tensor:
-        """A†y; for an operator that is not linear (JPEG), y at image size."""
-        return self.A.pinv(self.y) if isinstance(self.A, LinearOperator) else self.A.to_image(self.y)
+    def pseudo_inverse(self, cutoff: float | None = None) -> Tensor:
+        """A†y without singular values up to `cutoff`, by default what is best with or without noise; for an operator that
+        is not linear (JPEG), y at image size."""
+        if not isinstance(self.A, LinearOperator):
+            return self.A.to_image(self.y, self.size)
+        noisy = bool((torch.as_tensor(self.sigma) > NOISE_FLOOR).any())
+        return self.A.pinv(
+            self.y, self.size, (SINGULAR_CUTOFF if noisy else EXACT_CUTOFF) if cutoff is None else cutoff
+        )
 
 
 def sample_seeds(seed: int, name: str | int, samples: int) -> list[int]:
@@ -133,6 +151,10 @@ class Solver(ABC):
             f"{self.name} needs {need.get(self.operators, 'another operator')}; {problem.name} is not one. "
             f"Use {problem.suggested_solvers()}."
         )
+
+    def settled(self, problem: Problem, parts: Mapping[str, Any]) -> "Solver":
+        """The solver with the settings that it leaves to the problem and to its networks."""
+        return self
 
     def setting(self, name: str, problem: Problem) -> float:
         """A setting as given; if it is None, the paper's value for this operator."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ddc.errors import UserError
-from ddc.operators.base import SINGULAR_CUTOFF, SVDOperator
+from ddc.operators.base import SVDOperator
 from ddc.problems import Problem
 from ddc.solvers.base import Run, Solver
 
@@ -55,9 +55,8 @@ class DDNM(Solver):
         """DDNM+: the corrected x̂0, and x_s, computed from the coefficients in the basis V."""
         A, schedule = run.A, run.prior.schedule
         a, level = schedule.signal(s, x0), schedule.level(s, x0)
-        singular = A.singular_values(run.size, x0)
-        measured = singular > SINGULAR_CUTOFF
-        singular = torch.where(measured, singular, 1.0)
+        measured = A.measured(run.size, x0)
+        singular = torch.where(measured, A.singular_values(run.size, x0), 1.0)
         stay = math.sqrt(1 - self.eta**2)
         c0, e, z = A.Vt(x0), A.Vt(noise), A.Vt(z)
         data_level = a * run.sigma / singular  # the noise of y at this level, a σ/s_i

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ddc.operators.base import SINGULAR_CUTOFF, SVDOperator
+from ddc.operators.base import SVDOperator
 from ddc.solvers.base import Run, Solver
 
 
@@ -34,9 +34,8 @@ class DDRM(Solver):
         pairs = schedule.pairs(self.steps)
         eta, eta_b, stay = self.eta, self.eta_b, math.sqrt(1 - self.eta**2)
 
-        singular = A.singular_values(run.size, run.y)
-        measured = singular > SINGULAR_CUTOFF
-        singular = torch.where(measured, singular, 1.0)
+        measured = A.measured(run.size, run.y)
+        singular = torch.where(measured, A.singular_values(run.size, run.y), 1.0)
         y_bar = A.Ut(run.y, run.size) / singular  # ȳ = Uᵀy/s_i
         sigma_bar = run.sigma / singular  # its noise, σ/s_i
 

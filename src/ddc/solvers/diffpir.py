@@ -28,7 +28,7 @@ class DiffPIR(Solver):
     steps: int = 100
     """Sampling steps."""
     lam: float = 1.0
-    """The weight λ of the prior against the measurement."""
+    """The weight λ of the prior against the measurement; 1 is the 4 of the released code, whose σ is in [0, 1] units."""
     zeta: float | None = None
     """The share ζ of fresh noise in each step; None is its authors': 1.0 for masks, 0.1 otherwise."""
 
@@ -44,7 +44,7 @@ class DiffPIR(Solver):
             signal, level = schedule.signal(t, x), schedule.level(t, x)
             rho = self.lam * sigma2 * (signal / level) ** 2  # ρ_t
             # argmin ‖Ax − y‖² + ρ_t‖x − x̂0‖²
-            x0 = prediction.x0 + A.regularised_inverse(y - A(prediction.x0), rho, run.size)
+            x0 = prediction.x0 + A.regularised_inverse(y - A(prediction.x0), rho, run.size, cutoff=0.0)
             e = (x - signal * x0) / level  # ε̂' of the corrected x̂0
             mixed = math.sqrt(1 - zeta) * e + math.sqrt(zeta) * run.normal()
             x = schedule.signal(s, x) * x0 + schedule.level(s, x) * mixed

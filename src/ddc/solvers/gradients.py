@@ -40,19 +40,22 @@ def set_checkpointing(network: nn.Module, on: bool) -> None:
             (module.enable_gradient_checkpointing if on else module.disable_gradient_checkpointing)()  # type: ignore[operator]
 
 
-def predict_with_vjp(prior: Denoiser, x: Tensor, t: int) -> tuple[Prediction, Callable[[Tensor], Tensor]]:
+def predict_with_vjp(
+    prior: Denoiser, x: Tensor, t: int, clip: bool = False
+) -> tuple[Prediction, Callable[[Tensor], Tensor]]:
     """The prior's prediction, and v ↦ (∂x̂0/∂x_t)ᵀ v, to be called once."""
     # the clone is an ordinary tensor even where the caller runs in inference mode
     with torch.inference_mode(False), torch.enable_grad():
         x = x.clone().requires_grad_()
         prediction = prior.predict(x, t)
+        x0 = prediction.x0.clamp(-1, 1) if clip else prediction.x0
     v = None if prediction.v is None else prediction.v.detach()
-    known = Prediction(prediction.x0.detach(), prediction.noise.detach(), v)
+    known = Prediction(x0.detach(), prediction.noise.detach(), v)
 
     def vjp(cotangent: Tensor) -> Tensor:
         # a gradient of length 1 has small entries, which float16 would flush to zero: scale them up to 1 and back
         size = cotangent.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-30)
-        return torch.autograd.grad(prediction.x0, x, cotangent / size)[0] * size
+        return torch.autograd.grad(x0, x, cotangent / size)[0] * size
 
     return known, vjp
 
@@ -90,6 +93,8 @@ class DPS(GradientSolver):
     """Sampling steps."""
     zeta: float | None = None
     """Step size ζ; None is the paper's: 0.4 for Gaussian blur, 1.0 otherwise."""
+    clip: bool = True
+    """Clip x̂0 to [-1, 1] in each step, as the released code does."""
 
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:
@@ -97,14 +102,14 @@ class DPS(GradientSolver):
         zeta = self.setting("zeta", run.problem)
         x = run.normal()  # x_T ~ N(0, I)
         for t, s in run.steps(run.prior.schedule.pairs(self.steps)):
-            x, prediction = dps_step(run, x, t, s, zeta)
+            x, prediction = dps_step(run, x, t, s, zeta, self.clip)
             run.show(prediction.x0, prediction.noise)
         return x
 
 
-def dps_step(run: Run, x: Tensor, t: int, s: int, zeta: float) -> tuple[Tensor, Prediction]:
+def dps_step(run: Run, x: Tensor, t: int, s: int, zeta: float, clip: bool = False) -> tuple[Tensor, Prediction]:
     """Lines 3 to 7 of Algorithm 1: x_t → x_s, and the prediction it used."""
-    prediction, vjp = predict_with_vjp(run.prior, x, t)
+    prediction, vjp = predict_with_vjp(run.prior, x, t, clip)
     x_s = run.prior.schedule.posterior(x, prediction.x0, t, s, run.normal(), prediction.v)  # line 6
     residual, gradient = residual_and_gradient(run.A, prediction.x0, run.y)
     return x_s - zeta * vjp(gradient / norm(residual)), prediction  # line 7: ζ ∇_{x_t} ‖y − A(x̂0)‖
@@ -150,13 +155,18 @@ class PiGDM(GradientSolver):
     """Leave the noise of y out of the guidance, as the released code does."""
     score_factor: bool = False
     """Weigh the guidance by √ā_s/√ā_t − c2/√(1−ā_t), which follows from the score, instead of √(ā_t ā_s)."""
+    start_at_pinv: bool = True
+    """Start at A†y with the noise of the first step, as the released code does, instead of at noise alone."""
 
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:
         self.prepare(run)
         schedule = run.prior.schedule
+        pairs = schedule.pairs(self.steps)
         x = run.normal()  # x_T ~ N(0, I)
-        for t, s in run.steps(schedule.pairs(self.steps)):
+        if self.start_at_pinv:
+            x = schedule.add_noise(run.pseudo_inverse(), pairs[0][0], x)
+        for t, s in run.steps(pairs):
             prediction, vjp = predict_with_vjp(run.prior, x, t)
             x0, signal, level = prediction.x0, schedule.signal(t, x), schedule.level(t, x)
             ratio = 0.0 if self.noise_blind else (run.sigma / level) ** 2  # σ²/r_t², r_t² = 1 − ā_t

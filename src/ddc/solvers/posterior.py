@@ -1,28 +1,45 @@
-"""Sampling of the posterior with a network trained for it: DPM-Solver++(2M) (Lu et al. 2022, arXiv 2211.01095) as an SDE.
+"""From the mean of the posterior to a sample of it, with one network.
 
 The denoiser is E[x0 | x_t, y] for x_t = cos θ x0 + sin θ z, a picture with noise; n = tan θ is the noise level in units of
-x0. At θ = π/2 nothing but y is known, so that the first evaluation is the posterior mean E[x0 | y]. From there n falls to 0
-by Karras' spacing (2206.00364). The network corrects the linear estimate from x_t and y, and is trained with the squared
-error alone.
+x0. At θ = π/2 nothing but y is known, so that the first evaluation is the posterior mean E[x0 | y]. A sample is drawn
+from there by the generator, the same network in another mode, trained to jump from a noisy picture to a sharp one; or by
+an SDE: DPM-Solver++(2M) (Lu et al. 2022, arXiv 2211.01095), with n falling to 0 by Karras' spacing (2206.00364).
+
+Between the mean and a sample, the generator's picture is mean + realism · (sample − mean): if the sample is one of the
+posterior, its squared error is 1 + realism² times the least. The SDE starts at less noise instead.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddc.errors import UserError
 from ddc.networks import build_network, load_network, read_config, run_unet, save_network
 from ddc.operators.base import SIGNAL_STD, LinearOperator, Operator
+from ddc.operators.inpaint import Inpaint
 from ddc.priors import CHANNELS, Input, Measured, check_rgb
+from ddc.problems import Problem
 from ddc.solvers.base import Run, Solver
 
 INPUTS: tuple[Input, ...] = ("wiener", "projection", "mask", "sigma")
+# What a network with conditions is told of a picture; all are 0 where nothing is known.
+CONDITIONS = 9
+MODE = 0  # 0: the mean and the SDE; 1: the generator
+BLIND = 1  # 1 if the operator is unknown, and told as the identity
+QUALITY = 2  # of JPEG: (100 − quality) / 100 of the last saving
+# 0.5 ln(power of the noise / that of white noise with the same σ), of luma and of chroma: above 1/4 cycle a pixel, above 1/8,
+# and below
+COLOUR = slice(3, 9)
+WIDE_HOLE = 24  # pixels: a hole with a square of this side inside is wide
 
 
 @dataclass(frozen=True)
@@ -34,39 +51,78 @@ class Posterior(Solver):
     needs: ClassVar[tuple[str, ...]] = ("posterior",)
 
     steps: int = 20
-    """Network evaluations of a sample; the first is the mean."""
-    realism: float = 1.0
-    """0 is the estimate with the least error, in one evaluation; 1 is a sample; between them the run starts at less noise."""
+    """Network evaluations of a sample by the SDE; the first is the mean. The generator has its own number."""
+    realism: float | None = None
+    """0 is the estimate with the least error, 1 a sample. None is 1 in wide holes, else what the network states."""
+    sampler: Literal["auto", "generator", "sde"] = "auto"
+    """How a sample is drawn; auto is the generator if the network was trained as one."""
+    wide: bool | None = None
+    """Whether the holes are wide; None looks for a square of 24 missing pixels in the mask."""
     eta: float = 1.0
-    """The share η of fresh noise: 0 is an ODE, 1 the SDE."""
+    """The share η of fresh noise in the SDE: 0 is an ODE."""
     n_max: float = 20.0
-    """Largest noise level, in units of pictures in [-1, 1]."""
+    """Largest noise level of the SDE, in units of pictures in [-1, 1]."""
     n_min: float = 0.015
-    """Smallest noise level."""
+    """Smallest noise level of the SDE."""
     rho: float = 5.0
-    """ρ of the spacing of noise levels; larger values put more of them at low noise."""
+    """ρ of the spacing of the SDE's noise levels; larger values put more of them at low noise."""
 
     def __post_init__(self) -> None:
         self.check_settings()
         if not 0 < self.n_min < self.n_max:
             raise UserError(f"n_min is {self.n_min} and n_max {self.n_max}; expected 0 < n_min < n_max")
 
+    def settled(self, problem: Problem, parts: Mapping[str, Any]) -> "Posterior":
+        """With the sampler, the kind of the holes and the realism, where these are left open."""
+        network = parts["posterior"]
+        generator = getattr(network, "generator", None)
+        sampler = ("generator" if generator else "sde") if self.sampler == "auto" else self.sampler
+        if sampler == "generator" and not generator:
+            raise UserError("this posterior network was not trained as a generator; use sampler=sde, or another model")
+        wide, realism = self.wide, self.realism
+        if wide is None and len(set((found := wide_holes(problem.operator)).tolist())) == 1:
+            wide = bool(found[0])
+        if realism is None and wide is not None:  # else each picture of the batch has its own
+            realism = 1.0 if wide else getattr(network, "realism", 0.0)
+        steps = 1 + len(generator[0]) if generator and sampler == "generator" else self.steps
+        return dataclasses.replace(self, sampler=sampler, wide=wide, realism=realism, steps=steps)
+
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:
-        denoise, measured = run.parts["posterior"], (run.A, run.y, run.sigma)
-        levels = self.levels()
+        chosen, network = self.settled(run.problem, run.parts), run.parts["posterior"]
+        denoise = partial(network, (run.A, run.y, run.sigma), conditions=run.parts.get("conditions"))
         zero = torch.zeros(run.shape, device=run.y.device, dtype=run.y.dtype)
+        mean, known = denoise(zero, zero.new_full((1, 1, 1, 1), math.pi / 2))  # E[x0 | y]
+        count = chosen.evaluations()
+        run.at(0, count, 1000)
+        run.show(mean)
+        if count == 1:
+            return mean
+        if chosen.sampler == "sde":
+            return chosen._follow_sde(run, denoise, mean, known)
+        wide = (
+            wide_holes(run.A).to(zero.device)
+            if chosen.wide is None
+            else torch.tensor([chosen.wide], device=zero.device)
+        )
+        wide = wide.view(-1, 1, 1, 1)
+        x = mean
+        for i, (usual, in_holes) in enumerate(zip(*network.generator, strict=True)):
+            n = torch.where(wide, in_holes, usual).to(x)
+            v = x.clamp(-1, 1) + n * run.normal()
+            x, known = denoise(v / (1 + n**2).sqrt(), n.atan(), known=known, mode=1)
+            run.at(i + 1, count, round(1000 * math.atan(usual) / (math.pi / 2)))
+            run.show(x, (v - x) / n)
+        realism = torch.where(wide, 1.0, network.realism) if chosen.realism is None else chosen.realism
+        return mean + realism * (x - mean)
 
-        def angle(n: float) -> Tensor:
-            return torch.full((run.shape[0], 1, 1, 1), math.atan(n), device=run.y.device, dtype=run.y.dtype)
-
-        x0, known = denoise(measured, zero, angle(math.inf))  # E[x0 | y]
-        run.at(0, len(levels) + 1, 1000)
-        run.show(x0)
-        v = x0 + levels[0] * run.normal() if levels else x0  # v = x0 + n z
+    def _follow_sde(self, run: Run, denoise: Callable[..., Any], x0: Tensor, known: Any) -> Tensor:
+        """The sample at the end of the SDE, which starts with noise on the mean x0."""
+        levels = self.levels()
+        v = x0 + levels[0] * run.normal()  # v = x0 + n z
         before, h_before = None, 1.0
         for i, (n, following) in enumerate(pairwise([*levels, 0.0])):
-            x0, known = denoise(measured, v / math.hypot(1, n), angle(n), known)
+            x0, known = denoise(v / math.hypot(1, n), v.new_full((1, 1, 1, 1), math.atan(n)), known=known)
             noise = (v - x0) / n
             if following:
                 h = math.log(n / following)
@@ -80,26 +136,55 @@ class Posterior(Solver):
         return x0
 
     def levels(self) -> list[float]:
-        """The noise levels after the mean, from the one where the run starts."""
+        """The noise levels of the SDE, from the one where it starts."""
         count = self.evaluations() - 1
-        start = self.n_min * (self.n_max / self.n_min) ** self.realism
+        start = self.n_min * (self.n_max / self.n_min) ** (1.0 if self.realism is None else self.realism)
         a, b = start ** (1 / self.rho), self.n_min ** (1 / self.rho)
         return [(a + i / max(count - 1, 1) * (b - a)) ** self.rho for i in range(count)]
 
     def evaluations(self) -> int:
-        return 1 + math.ceil(self.realism * (self.steps - 1))
+        realism = 1.0 if self.realism is None else self.realism
+        share = math.ceil(realism) if self.sampler == "generator" else realism
+        return 1 + math.ceil(share * (self.steps - 1))
+
+
+def wide_holes(operator: Operator) -> Tensor:
+    """Whether each mask of an operator has a square of `WIDE_HOLE` missing pixels, (masks,); for other operators not."""
+    if not isinstance(operator, Inpaint) or min(operator.mask.shape[-2:]) < WIDE_HOLE:
+        return torch.tensor([False])
+    rows = F.max_pool2d(operator.mask.float(), (WIDE_HOLE, 1), 1)
+    return (F.max_pool2d(rows, (1, WIDE_HOLE), 1) == 0).flatten(1).any(1)
 
 
 class PosteriorDenoiser(nn.Module):
     """The network, which reads the linear estimate c, the guess from y, the projection of c, the mask and σ."""
 
-    def __init__(self, unet: nn.Module) -> None:
+    def __init__(
+        self,
+        unet: nn.Module,
+        generator: tuple[list[float], list[float]] | None = None,
+        realism: float = 0.0,
+        doubt: float = 1.0,
+    ) -> None:
+        """`generator`: the noise levels after the mean, and those in wide holes. `realism` is the usual one. `doubt`: how
+        many times as wide as between samples the intervals of 90 % are, as calibrated."""
         super().__init__()
-        expected, actual = 3 + sum(CHANNELS[name] for name in INPUTS), int(unet.config["in_channels"])  # type: ignore[index]
+        config: Any = unet.config
+        expected, actual = 3 + sum(CHANNELS[name] for name in INPUTS), int(config["in_channels"])
         if actual != expected:
             raise UserError(f"a posterior network takes {expected} channels; this one takes {actual}")
+        if (told := config.get("conditions", 0)) not in (0, CONDITIONS):
+            raise UserError(f"a posterior network is told {CONDITIONS} conditions, or none; this one is told {told}")
         check_rgb(unet)
-        self.unet = unet
+        if generator is not None and not (told and _are_levels(generator)):
+            raise UserError(
+                "the generator of a posterior network should be two lists of noise levels, as long as each other"
+            )
+        for name, value, most in (("realism", realism, 1), ("doubt", doubt, 100)):
+            if not (isinstance(value, (int, float)) and 0 <= value <= most):
+                raise UserError(f"the {name} of a posterior network is {str(value)[:40]}; expected 0 to {most}")
+        self.unet, self.conditional, self.generator = unet, bool(told), generator
+        self.realism, self.doubt = float(realism), float(doubt)
 
     def forward(
         self,
@@ -108,10 +193,13 @@ class PosteriorDenoiser(nn.Module):
         theta: Tensor,
         known: tuple[Tensor, Tensor] | None = None,
         unet: Callable[..., Tensor] | None = None,
+        conditions: Tensor | None = None,
+        mode: int = 0,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """x̂0 for x_t and θ, (B, 1, 1, 1). Also returns what depends on y alone, which the next step passes as `known`.
+        """x̂0 for x_t and θ, (B or 1, 1, 1, 1). Also returns what depends on y alone, which the next step passes as `known`.
 
-        In training `unet` is the wrapped form of the network's own U-Net.
+        In training `unet` is the wrapped form of the network's own U-Net. `conditions`, (B or 1, 9), say more about the
+        measurement, see `CONDITIONS`; `mode` is set in them.
         """
         operator, y, sigma = measured
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
@@ -122,7 +210,11 @@ class PosteriorDenoiser(nn.Module):
             ratio = theta.cos().clamp(min=0) / theta.sin().clamp(min=1e-4)
             p = operator.project(c, y, sigma * (1 + (SIGNAL_STD * ratio) ** 2).sqrt())
         inputs = torch.cat([c, guess, p, told], dim=1)
-        raw = run_unet(unet or self.unet, inputs, 1000 * theta.flatten() / (math.pi / 2)).to(x.dtype)
+        told_of = None
+        if self.conditional:
+            told_of = x.new_zeros(1, CONDITIONS) if conditions is None else conditions.to(x, copy=True)
+            told_of[:, MODE] = mode
+        raw = run_unet(unet or self.unet, inputs, 1000 * theta.flatten() / (math.pi / 2), told_of).to(x.dtype)
         with torch.autocast(x.device.type, enabled=False):
             x0 = torch.where(is_linear(operator, x.device), p, c) + scale * raw
             return operator.keep_known(x0, y, sigma), (guess, told)
@@ -142,14 +234,26 @@ class PosteriorDenoiser(nn.Module):
         config = read_config(Path(folder))
         if not config.pop("posterior", False):
             raise UserError(f'{folder} is not a posterior network: its config.json does not say "posterior": true')
-        return PosteriorDenoiser(load_network(folder, config)).eval()
+        own = {name: config.pop(name) for name in ("generator", "realism", "doubt") if name in config}
+        return PosteriorDenoiser(load_network(folder, config), **own).eval()
 
     @staticmethod
     def from_config(config: dict[str, Any]) -> "PosteriorDenoiser":
         return PosteriorDenoiser(build_network(config | {"in_channels": 3 + sum(CHANNELS[name] for name in INPUTS)}))
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
-        save_network(self.unet, folder, extra_config={"posterior": True} | options.pop("extra_config", {}), **options)
+        own = {"posterior": True, "realism": self.realism, "doubt": self.doubt} | (
+            {"generator": self.generator} if self.generator else {}
+        )
+        save_network(self.unet, folder, extra_config=own | options.pop("extra_config", {}), **options)
+
+
+def _are_levels(generator: Any) -> bool:
+    """Whether this is two lists of as many noise levels, at most 19."""
+    lists = isinstance(generator, (list, tuple)) and all(isinstance(levels, (list, tuple)) for levels in generator)
+    if not lists or len(generator) != 2 or not 1 <= len(generator[0]) == len(generator[1]) <= 19:
+        return False
+    return all(isinstance(n, (int, float)) and 1e-3 <= n <= 1e3 for levels in generator for n in levels)
 
 
 def coefficients(theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,12 +32,15 @@ class REDdiff(Solver):
     """Adam's learning rate; None is the paper's 0.5, and 0.1 for JPEG."""
     lam: float = 0.25
     """The weight λ of the prior."""
+    count_holes: bool = False
+    """Count the holes of a mask in the mean of the data term, as the released code does for masks of image size."""
 
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:
         schedule = run.prior.schedule
         pixels = run.shape[1] * run.shape[2] * run.shape[3]
-        measured = count_measured(run.y, run.problem)  # the data term is a mean over what was measured
+        # the data term is a mean over what was measured
+        measured = run.y[0].numel() if self.count_holes else count_measured(run.y, run.problem)
 
         mu = run.pseudo_inverse().clone()
         adam = torch.optim.Adam([mu], lr=self.setting("lr", run.problem), betas=(0.9, 0.99))

@@ -26,6 +26,8 @@ class PseudoInverse(Solver):
 
     steps: int = 1
     """Always 1: nothing is repeated."""
+    cutoff: float | None = None
+    """Singular values up to it count as zero; None is 1e-6, and 0.03 with noise, the best on validation pictures."""
 
     def __post_init__(self) -> None:
         self.check_settings()
@@ -34,7 +36,7 @@ class PseudoInverse(Solver):
 
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:
-        x = run.pseudo_inverse()
+        x = run.pseudo_inverse(self.cutoff)
         for _ in run.steps([(0, -1)]):
             run.show(x)
         return x

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from ddc.errors import UserError
 from ddc.images import to_internal, to_unit
-from ddc.networks import build_network, read_preset
+from ddc.networks import build_network
 from ddc.noise import Noise, derive_seed, on_device
 from ddc.perceptual import LPIPS
 from ddc.pipeline import PARTS
-from ddc.priors import Prior, Schedule, schedule_from_config, scheduler_config
+from ddc.priors import Prior, Schedule, read_preset, schedule_from_config, scheduler_config
 from ddc.problems import check_sigma
 from ddc.solvers.bridge import I2SB, Bridge, BridgeSchedule
 from ddc.solvers.pnp_admm import DnCNN

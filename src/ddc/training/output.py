@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ddc.errors import UserError
-from ddc.networks import check_fit
+from ddc.networks import check_fit, read_weights, save_weights
 from ddc.priors import DataConsistency, Prior
 from ddc.solvers.bridge import Bridge
 from ddc.solvers.pnp_admm import DnCNN
@@ -37,6 +37,7 @@ LATEST, RECORD = "latest", "record.json"
 # what a save writes before it renames; "partial" is that of older versions
 _TEMPORARY = re.compile(rf"\.(step-\d+(-\d+)?|{LATEST})\.[0-9a-f]{{8}}|step-\d+\.partial")
 MODELS: dict[str, Any] = {kind.__name__: kind for kind in (Prior, DataConsistency, PosteriorDenoiser, Bridge, DnCNN)}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "8bit": torch.int8}
 _NOT_TERMS = ("step", "rate", "images_per_second")
 
 
@@ -250,15 +251,30 @@ def save_model(
     shard_mb: float | None,
 ) -> None:
     """Write a model folder with these weights; `remarks` are added to its configuration."""
-    number_format = torch.float16 if dtype == "fp16" else torch.float32
+    number_format = DTYPES[dtype]
     with _replaced(out) as folder:
         model.save_pretrained(folder, state=state, dtype=number_format, shard_mb=shard_mb, extra_config=remarks)
 
 
-def export_run(run: Path, out: Path, dtype: str = "fp32", shard_mb: float | None = None) -> int:
-    """Write the model of a run's latest checkpoint into the folder `out`. Returns the step of the checkpoint."""
+def export_model(model: Path, out: Path, dtype: str, shard_mb: float | None) -> None:
+    """Write a model folder again, with weights of another data type."""
+    settings = [path for path in sorted(model.rglob("*.json")) if ".safetensors.index" not in path.name]
+    with _replaced(out) as folder:
+        for path in settings:
+            place = folder / path.relative_to(model)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(path.read_bytes())
+            if any(path.parent.glob("*.safetensors")) and path.name == "config.json":
+                save_weights(read_weights(path.parent), place.parent, DTYPES[dtype], shard_mb)
+
+
+def export_run(run: Path, out: Path, dtype: str = "fp32", shard_mb: float | None = None) -> int | None:
+    """Write the model of a run's latest checkpoint, or a model folder, into the folder `out`. Returns the checkpoint's step."""
     if shard_mb is not None and not 0 < shard_mb < math.inf:
         raise UserError(f"--shard-mb is {shard_mb}; expected a number above 0")
+    if not (run / "checkpoints").is_dir() and any(run.glob("**/config.json")):
+        export_model(run, out, dtype, shard_mb)
+        return None
     found = read_latest(run / "checkpoints", lambda text: print(text, file=sys.stderr))
     if found is None:
         raise UserError(f"{run} has no checkpoint; expected the --out folder of `ddc train`")

@@ -17,8 +17,9 @@ SHAPES = SOFT, DISC, LINE = "Soft", "Out of focus", "The camera moved"  # a Gaus
 WIDTH = "Width, radius or length"
 DEVIATION = "Standard deviation, where black is 0 and white is 1"
 LARGEST_SEED = 2**31
+REALISM = "For the solver posterior. 0: least error; 1: sharp, with invented detail. Wide holes get 1 if this is 0"
 GUESSING = "Several show where the model is guessing"
-TRY_TASKS = [name for name in TASKS if name not in ("blur", "inpaint", "custom")]  # those that need no file
+TRY_TASKS = [name for name in TASKS if name not in ("blur", "inpaint", "custom", "colorize")]  # those that need no file
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ class Choices:
     steps: int = control(5, "Slider", "Steps", (1, 1000, 1), group="more", row="solver")
     seed: int = control(0, "Number", "Seed", group="more", row="samples", precision=0)
     samples: int = control(1, "Slider", "Samples", (1, 8, 1), info=GUESSING, group="more", row="samples")
+    realism: float = control(0.0, "Slider", "Realism", (0, 1, 0.05), info=REALISM, group="more")
+    doubt: bool = control(False, "Checkbox", "Show how far each pixel may be off", group="more")
 
     @property
     def task(self) -> str:
@@ -128,7 +131,11 @@ class Choices:
     @property
     def options(self) -> Options:
         """The options of the restoration."""
-        return {name: getattr(self, name) for name in ("sigma", "solver", "steps", "seed", "samples")}  # type: ignore[return-value]
+        names = ["sigma", "solver", "steps", "seed", "samples"]
+        if self.solver == "posterior" and not (self.kind == HOLES and self.realism == 0):
+            names.append("realism")
+        names += ["doubt"] if self.doubt else []
+        return {name: getattr(self, name) for name in names}  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Store:
     def remove_old(self, minutes: float) -> None:
         """Delete visitors' files that are older than this, and the folders that become empty."""
         before = time.time() - 60 * minutes
-        for path in sorted(self.visitors.rglob("*"), reverse=True):  # the content of a folder before the folder
+        for path in _below(self.visitors):
             with contextlib.suppress(OSError):  # it is not empty, or already gone
                 if path.lstat().st_mtime < before:
                     path.rmdir() if path.is_dir() else path.unlink()
@@ -106,6 +106,12 @@ class Store:
             ended.set()
 
 
+def _below(folder: Path) -> Iterator[Path]:
+    """Everything below a folder, the content of a folder before the folder. What vanishes meanwhile is passed over."""
+    for parent, folders, files in os.walk(folder, topdown=False):
+        yield from (Path(parent, name) for name in files + folders)
+
+
 def _entries(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
@@ -120,7 +126,7 @@ def _changed(path: Path) -> float:
 def _used(folder: Path) -> int:
     """The bytes of the files in a folder."""
     total = 0
-    for path in folder.rglob("*"):
+    for path in _below(folder):
         with contextlib.suppress(OSError):
             total += 0 if path.is_dir() else max(path.lstat().st_size, SMALLEST)
     return total

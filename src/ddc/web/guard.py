@@ -9,22 +9,28 @@ import math
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
 from ddc.errors import UserError
+from ddc.web.api import Api
 from ddc.web.folders import ALIAS, Store
-from ddc.web.limits import Limits
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+from ddc.web.receiving import (
+    Message,
+    Receive,
+    Refusal,
+    Send,
+    file_name,
+    read_body,
+    read_form,
+    stated_length,
+    write_upload,
+)
 
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 EVERY_ADDRESS = {"0.0.0.0", "::", ""}
@@ -44,34 +50,22 @@ IMAGES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".jf
     ".webp": "image/webp",
     ".bmp": "image/bmp",
 }
-LARGEST_ORDER, ORDER_SECONDS = 256 * 1024, 8  # of the JSON that the page sends
 LARGEST_LAYER = 8 * 2**20  # bytes of a painted layer
-UPLOAD_SECONDS, IDLE_SECONDS = 300, 8  # an upload may take that long, and pause that long
-UPLOADS = 32  # at once
 SESSION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 VISITOR_LENGTH = 32
 
 
-class Refusal(Exception):
-    """A request that is not answered, and the sentence that says why."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
 class Guard:
-    """An ASGI application around Gradio's."""
+    """An ASGI application around Gradio's, if there is a page, and the API."""
 
-    def __init__(self, app: Any, page: Any, store: Store, limits: Limits, host: str, names: Iterable[str] = ()) -> None:
-        self.app, self.page, self.store, self.limits = app, page, store, limits
+    def __init__(self, app: Any, page: Any, api: Api, store: Store, host: str, names: Iterable[str] = ()) -> None:
+        self.app, self.page, self.api, self.store = app, page, api, store
         self.any_address = host in EVERY_ADDRESS
         self.hosts = {name.strip("[]").lower() for name in (host, *names)} - EVERY_ADDRESS
         if self.any_address or self.hosts & LOOPBACK:
             self.hosts |= LOOPBACK
         if self.any_address:
             self.hosts |= {socket.gethostname().lower()}
-        self.uploads = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -88,6 +82,9 @@ class Guard:
 
     async def _answer(self, request: Request, receive: Receive, send: Send) -> None:
         self._check_sender(request)
+        if request.scope["path"].startswith("/api") or self.page is None:
+            await self.api.answer(request, receive, self._outgoing(send, {}))
+            return
         token = request.cookies.get(COOKIE, "")
         cookie = {}
         if not re.fullmatch(r"[A-Za-z0-9_-]{43}", token):
@@ -160,7 +157,9 @@ class Guard:
         }.get(path)
         if clean is None:
             raise Refusal(404, "there is nothing at this address")
-        content = await _body(request, receive)
+        if path == f"{API}queue/join":
+            self.api.check_line()
+        content = await read_body(request, receive)
         try:
             order = json.loads(content, parse_constant=lambda name: 1 / 0)
             json.dumps(order, ensure_ascii=False).encode()  # half a character, which no answer could repeat, raises
@@ -231,7 +230,7 @@ class Guard:
         path = self.store.find(visitor, value.get("path")) if isinstance(value, dict) else None
         if path is None:
             raise Refusal(403, "there is no such file of yours; upload it again")
-        name = _file_name(value["orig_name"]) if isinstance(value.get("orig_name"), str) else path.name
+        name = file_name(value["orig_name"]) if isinstance(value.get("orig_name"), str) else path.name
         return {"path": str(path), "orig_name": name, "meta": {"_type": "gradio.FileData"}}
 
     # ------------------------------------------------------------------------------------------------------
@@ -249,43 +248,26 @@ class Guard:
 
     async def _upload(self, request: Request, visitor: str, receive: Receive) -> Response:
         """Store a file in the visitor's folder; the answer is its name there."""
-        most = self.limits.megabytes * 2**20
-        length = _length(request, most + LARGEST_ORDER)
-        if self.uploads >= UPLOADS:
-            raise Refusal(503, "too many files are being uploaded; try again in a minute")
-        self.uploads += 1
-        try:
-            with self.store.room(2 * length):  # while it arrives, there are two of it
-                form = await _form(request, receive, most + LARGEST_ORDER)
-                given = form.get("files")
-                if not isinstance(given, UploadFile):
-                    raise Refusal(400, "there is no file in this upload")
-                if (given.size or 0) > most:
-                    raise Refusal(413, f"the file is larger than {self.limits.megabytes} MB")
-                # the same content has the same name, or the editor would send it again and again
-                content = (await asyncio.to_thread(hashlib.file_digest, given.file, "sha256")).hexdigest()  # type: ignore[arg-type]
-                path = self.store.home(visitor) / content[:VISITOR_LENGTH] / _file_name(given.filename)
-                await asyncio.to_thread(_write, path, given)
-        except UserError as error:
-            raise Refusal(507, str(error)) from None
-        except OSError:
-            raise Refusal(507, "the file could not be stored; try again later") from None
-        finally:
-            self.uploads -= 1
+        async with self.api.receiver.uploaded(request, receive) as form:
+            given = self.api.receiver.file(form, "files")
+            # the same content has the same name, or the editor would send it again and again
+            content = (await asyncio.to_thread(hashlib.file_digest, given.file, "sha256")).hexdigest()  # type: ignore[arg-type]
+            path = self.store.home(visitor) / content[:VISITOR_LENGTH] / file_name(given.filename)
+            await asyncio.to_thread(write_upload, path, given)
         return JSONResponse([f"{ALIAS}/{path.relative_to(self.store.folder).as_posix()}"])
 
     async def _painted(self, request: Request, visitor: str, receive: Receive) -> Response:
         """Store a layer that was painted. The other pictures of the editor are not needed."""
         try:
-            with self.store.room(_length(request, LARGEST_LAYER)):
-                form = await _form(request, receive, LARGEST_LAYER)
+            with self.store.room(stated_length(request, LARGEST_LAYER)):
+                form = await read_form(request, receive, LARGEST_LAYER)
                 given, index = form.get("file"), str(form.get("index"))
                 if form.get("fn_name") != "accept_blobs" or not isinstance(given, UploadFile):
                     raise Refusal(404, "there is nothing at this address")
                 if form.get("type") == "layer" and re.fullmatch(r"[0-7]", index):
                     name = _text(str(form.get("id")))
                     await asyncio.to_thread(
-                        _write, self.store.home(visitor) / f"painted-{name}" / f"{index}.png", given
+                        write_upload, self.store.home(visitor) / f"painted-{name}" / f"{index}.png", given
                     )
         except UserError as error:
             raise Refusal(507, str(error)) from None
@@ -367,81 +349,3 @@ def _cancelling(visitor: str, order: dict[str, Any]) -> dict[str, Any]:
         raise Refusal(400, "this is not an event of the page")
     session = _scoped(visitor, order.get("session_hash"))
     return {"session_hash": session, "fn_index": index, "event_id": _text(order.get("event_id"))}
-
-
-# ---------------------------------------------------------------------------------------------------------
-# reading what is sent
-
-
-def _length(request: Request, most: int) -> int:
-    """The length that the request states, or the largest that is taken; a larger one is refused."""
-    text = request.headers.get("content-length", str(most))
-    if not re.fullmatch(r"\d{1,15}", text) or int(text) > most:
-        raise Refusal(413, f"the request is larger than {most / 2**20:.3g} MB")
-    return int(text)
-
-
-def _bounded(receive: Receive, most: int) -> Receive:
-    """`receive`, which refuses more bytes than this, and a sender that pauses too long."""
-    total = 0
-
-    async def bounded() -> Message:
-        nonlocal total
-        try:
-            message = await asyncio.wait_for(receive(), IDLE_SECONDS)
-        except TimeoutError:
-            raise Refusal(408, "the request came too slowly") from None
-        if message["type"] == "http.disconnect":
-            raise Refusal(400, "the request broke off")
-        total += len(message.get("body", b""))
-        if total > most:
-            raise Refusal(413, f"the request is larger than {most / 2**20:.3g} MB")
-        return message
-
-    return bounded
-
-
-async def _body(request: Request, receive: Receive) -> bytes:
-    """The body of a small request."""
-    _length(request, LARGEST_ORDER)
-    more, parts = _bounded(receive, LARGEST_ORDER), []
-    try:
-        async with asyncio.timeout(ORDER_SECONDS):
-            while True:
-                message = await more()
-                parts.append(message.get("body", b""))
-                if not message.get("more_body"):
-                    return b"".join(parts)
-    except TimeoutError:
-        raise Refusal(408, "the request came too slowly") from None
-
-
-async def _form(request: Request, receive: Receive, most: int) -> FormData:
-    """The parts of an upload. A large file lies in a temporary file without a name."""
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise Refusal(400, "this is not an upload")
-    reader = Request({**request.scope, "app": None}, _bounded(receive, most))
-    try:
-        async with asyncio.timeout(UPLOAD_SECONDS):
-            return await reader.form(max_files=1, max_fields=10, max_part_size=LARGEST_ORDER)
-    except TimeoutError:
-        raise Refusal(408, "the upload took too long") from None
-    except (Refusal, OSError):
-        raise
-    except Exception:  # whatever the parser raises, the upload is not what a browser sends
-        raise Refusal(400, "the upload cannot be read") from None
-
-
-def _file_name(name: str | None) -> str:
-    """A name that every file system takes, with the suffix of the given one."""
-    plain = Path(re.sub(r"[^\w .()-]", "_", (name or "").replace("\\", "/").rpartition("/")[2])).name.lstrip(". ")
-    suffix = Path(plain).suffix[:10]
-    return (plain.removesuffix(suffix).encode()[:80].decode(errors="ignore").strip() or "upload") + suffix
-
-
-def _write(path: Path, given: UploadFile) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    given.file.seek(0)
-    with path.open("wb") as file:
-        while part := given.file.read(2**20):
-            file.write(part)

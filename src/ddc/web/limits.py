@@ -10,7 +10,7 @@ from ddc.notation import duration
 class Limits:
     """What one visitor may use of a computer that others use too."""
 
-    megapixels: float = 4.0
+    megapixels: float = 12.0
     """Largest restored picture, in megapixels."""
     minutes: float = 20.0
     """Longest restoration, in minutes."""

@@ -51,8 +51,10 @@ class RestorationPage:
             "solver": {"choices": names},
             "other": {"choices": names},
             "samples": {"maximum": work.limits.samples},
+            "realism": {"visible": "posterior" in names},
         }
-        self.first: dict[str, Any] = {"solver": names[0], "steps": SOLVERS[names[0]]().steps}
+        solver = work.pipe.solver if work.pipe.solver in names else names[0]
+        self.first: dict[str, Any] = {"solver": solver, "steps": SOLVERS[solver]().steps}
 
     # ------------------------------------------------------------------------------------------------------
     # handlers of "Restore my photo"
@@ -232,13 +234,19 @@ class RestorationPage:
         seen = [upload, facts, *(fields[name] for name in DETECTED), editor, picture]
         told: dict[str, Any] = {"fn": self.forecast, "inputs": [upload, *values], "outputs": forecast, **AT_ONCE}
         # Uploads are queued, because only queued events can show a warning.
-        picture.upload(self.uploaded, picture, seen, **QUIET).then(**told)
-        picture.clear(self.cleared, None, seen, **AT_ONCE).then(**told)
+        gone: dict[str, Any] = {
+            "fn": _no_result,
+            "inputs": None,
+            "outputs": results,
+            **AT_ONCE,
+        }  # of the picture before
+        picture.upload(self.uploaded, picture, seen, **QUIET).then(**told).then(**gone)
+        picture.clear(self.cleared, None, seen, **AT_ONCE).then(**told).then(**gone)
 
         def example(request: gr.Request, index: Any) -> tuple[Any, ...]:
             return self.clicked(request, *_chosen(examples, index))
 
-        gallery.click(_telling(example), gallery, seen, **AT_ONCE).then(**told)
+        gallery.click(_telling(example), gallery, seen, **AT_ONCE).then(**told).then(**gone)
         details = [fields[name] for name in controls(Choices, "details")]
         for name in ("kind", "shape"):
             fields[name].change(_telling(self.visibility), values, [*details, editor], **AT_ONCE)
@@ -287,9 +295,8 @@ class RestorationPage:
                     made[name] = getattr(gr, control.component)(
                         value=getattr(form, name),
                         label=control.label,
-                        visible=control.visible(form),
                         elem_id=prefix + name,
-                        **control.settings | self.settings.get(name, {}),
+                        **{"visible": control.visible(form)} | control.settings | self.settings.get(name, {}),
                     )
         return made
 
@@ -332,9 +339,18 @@ def _restore_results() -> list[Any]:
     shown: dict[str, Any] = {"format": "png", "interactive": False, "buttons": ["fullscreen"]}
     slider = gr.ImageSlider(label="Before and after", max_height=620, **shown)
     summary = gr.Markdown(elem_id="summary")
-    label, buttons = "Uncertainty: pale where the samples differ", ["download", "fullscreen"]
+    label, buttons = (
+        "Uncertainty: pale where the samples differ, or where a pixel may be far off",
+        ["download", "fullscreen"],
+    )
     uncertainty = _result(label, visible=False, height=420, buttons=buttons)
     return [slider, summary, uncertainty, *_downloads("shell", "python")]
+
+
+def _no_result() -> tuple[Any, ...]:
+    """→ slider, summary, uncertainty, files, command, Python, all empty."""
+    hidden = gr.update(value=None, visible=False)
+    return None, "", hidden, hidden, "", ""
 
 
 def _compare_results() -> list[Any]:

@@ -1,5 +1,5 @@
-"""The server of the page: it makes no outgoing connections, and keeps its files in a private folder that is cleaned
-while the page runs and removed when it ends."""
+"""The server of the page and the API: it makes no outgoing connections, and keeps its files in a private folder that is
+cleaned while it runs and removed when it ends."""
 
 import contextlib
 import errno
@@ -77,54 +77,74 @@ def serve(
     allowed_hosts: Sequence[str] = (),
     open_browser: bool = False,
     started: Callable[[Any, Any], None] = lambda server, page: None,
+    with_page: bool = True,
 ) -> None:
-    """Show the page until interrupted. `started` (for tests) is given the server and the page."""
+    """Serve the page and the API, or the API alone, until interrupted. `started` (for tests) is given the server and the
+    page."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)  # so that services, which send it, leave no files behind
         if hasattr(signal, "SIGHUP"):  # a closed terminal
             signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     with bound, private_folder() as folder, pillow_limit(limits.megapixels):
         try:
-            import fastapi
-            import gradio as gr
+            import python_multipart  # noqa: F401  (Starlette imports it for the first upload)
             import uvicorn
-        except ImportError:
-            raise UserError("the web page needs another package: pip install 'deep-data-consistency[web]'") from None
-        from ddc.web.guard import Guard
-        from ddc.web.page import RestorationPage
 
+            from ddc.web.api import Api
+            from ddc.web.guard import Guard
+        except ImportError:
+            raise _missing("web" if with_page else "api") from None
         store = Store(folder, limits.gigabytes)
         work = Service(pipe, limits, store)
         work.warm_up()
-        page = RestorationPage(work).build()
-        page.state_session_capacity = SESSIONS
-        app = gr.mount_gradio_app(
-            fastapi.FastAPI(openapi_url=None),
-            page,
-            path="/",
-            show_error=False,
-            ssr_mode=False,
-            mcp_server=False,
-            enable_monitoring=False,
-            run_history=False,
-            footer_links=[],
-            theme=gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
-            css=CSS,
-        )
+        app, page = _gradio(work) if with_page else (None, None)
         # h11 limits the size of headers; uvicorn's other parser does not
         settings: dict[str, Any] = {"log_level": "warning", "server_header": False, "ws": "none", "http": "h11"}
         settings |= {"limit_concurrency": CONNECTIONS, "timeout_keep_alive": 10, "timeout_graceful_shutdown": 1}
-        guard = Guard(app, page, store, limits, host, allowed_hosts)
+        settings |= {} if with_page else {"lifespan": "off"}
+        api = Api(work, lambda: 0 if page is None else len(page._queue))
+        guard = Guard(app, page, api, store, host, allowed_hosts)
         server = uvicorn.Server(uvicorn.Config(guard, **settings))
         name = "localhost" if guard.any_address else f"[{host}]" if ":" in host else host
         url = f"http://{name}:{bound.getsockname()[1]}/"
         with store.cleaning(limits.keep_minutes), contextlib.suppress(KeyboardInterrupt):
-            print(f"the page is at {url} (stop it with Ctrl-C)", flush=True)
+            print(f"the {'page' if with_page else 'API'} is at {url} (stop it with Ctrl-C)", flush=True)
             if open_browser:
                 webbrowser.open(url)
             started(server, page)
             server.run(sockets=[bound])
-        print("the page is closed")
+        print("the server is closed")
+
+
+def _gradio(work: Service) -> tuple[Any, Any]:
+    """Gradio's application, and the page in it."""
+    try:
+        import fastapi
+        import gradio as gr
+    except ImportError:
+        raise _missing("web") from None
+    from ddc.web.page import RestorationPage
+
+    page = RestorationPage(work).build()
+    page.state_session_capacity = SESSIONS
+    app = gr.mount_gradio_app(
+        fastapi.FastAPI(openapi_url=None),
+        page,
+        path="/",
+        show_error=False,
+        ssr_mode=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        run_history=False,
+        footer_links=[],
+        theme=gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+        css=CSS,
+    )
+    return app, page
+
+
+def _missing(extra: str) -> UserError:
+    return UserError(f"`ddc web` needs other packages: pip install 'deep-data-consistency[{extra}]'")
 
 
 def _interrupt(*_: Any) -> None:

@@ -18,8 +18,8 @@ from ddc.jobs import Options, Request
 from ddc.notation import duration
 from ddc.operators.base import Operator, Size
 from ddc.perceptual import LPIPS, psnr
-from ddc.pipeline import RestorationPipeline, RestorationResult, find_part, part_names
-from ddc.problems import TASKS, Task
+from ddc.pipeline import DOUBT_SAMPLES, RestorationPipeline, RestorationResult, find_part, part_names
+from ddc.problems import DETECTED, TASKS, Task
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Solver, make_solver
 from ddc.solvers.gradients import GradientSolver
@@ -114,17 +114,18 @@ class Service:
 
     def forecast(self, upload: Upload, choices: Choices) -> str:
         """One sentence about the size and the time of a restoration; one that cannot work is refused."""
-        height, width, seconds = self._expected(upload, choices)
+        height, width, seconds = self._expected(upload, choices.task, choices.options)
         tiles = " It is large, so it is restored in tiles." if max(height, width) > self.pipe.tile else ""
         return f"The result will have {width} × {height} pixels and take about {duration(seconds)}.{tiles}"
 
-    def _expected(self, upload: Upload, choices: Choices) -> tuple[int, int, float]:
+    def _expected(self, upload: Upload, task: str, options: Options) -> tuple[int, int, float]:
         """The height, the width and the seconds of a restoration; one that cannot work is refused."""
-        self.limits.check_samples(choices.samples)
-        solver, operator = _checked(choices.task, upload.size(), choices.options)
+        self.limits.check_samples(options["samples"])
+        solver, operator = _checked(task, upload.size(), options)
         height, width = (side * operator.scale for side in upload.size())
         self.limits.check_size(height, width)
-        seconds = self.expected_seconds((height, width), operator, solver, choices.samples)
+        samples = options["samples"] + (DOUBT_SAMPLES if options.get("doubt") else 0)
+        seconds = self.expected_seconds((height, width), operator, solver, samples)
         self.limits.check_time(seconds)
         return height, width, seconds
 
@@ -135,12 +136,14 @@ class Service:
         rate = self.rates.get(solver.name)
         if rate is None:
             slower = 3.0 if isinstance(solver, GradientSolver) else 1.0
-            rate = slower * self.rates.get("ddc", next(iter(self.rates.values()), 10.0))
+            rate = slower * self.rates.get(self.pipe.solver, next(iter(self.rates.values()), 10.0))
         return samples * solver.evaluations() * megapixels * rate
 
     def warm_up(self) -> None:
         """Measure the speed of this computer on a small picture."""
-        solver = "ddc" if self.pipe.network is not None else "ddnm"
+        solver = self.pipe.solver
+        if solver == "ddc" and self.pipe.network is None:
+            solver = "ddnm"
         grey = Picture(np.full((128, 128, 3), 128, np.uint8))
         for steps in (1, 2):  # the very first run is slower
             self._run(grey, "denoise", {"sigma": 0.0, "solver": solver, "steps": steps})
@@ -168,7 +171,7 @@ class Service:
     ) -> ShownRestoration:
         """Restore an upload. `painted` (h, w) is above 0 where the brush was, at any size."""
         picture = upload.read(self.limits)
-        height, width, _ = self._expected(upload, choices)
+        height, width, _ = self._expected(upload, choices.task, choices.options)
         with self.store.room(3 * height * width * (choices.samples + 4)):  # the files and what is shown of them
             mask = _mask(picture, painted) if choices.task == "inpaint" else None
             text = f"Restoring ({choices.samples} samples)" if choices.samples > 1 else "Restoring"
@@ -179,10 +182,11 @@ class Service:
             after = view(result.picture)
             height, width = after.shape[:2]
             std = result.std[0] if choices.samples > 1 else None
+            doubt = (result.intervals[0][1] - result.intervals[0][0]) / 2 if choices.doubt else std
             return ShownRestoration(
                 before=resized(view(picture), height, width),
                 after=after,
-                uncertainty=None if std is None else resized(heat_map(std), height, width),
+                uncertainty=None if doubt is None else resized(heat_map(doubt), height, width),
                 files=self._write(upload, result, mask, visitor),
                 summary=_summary(result, choices, std),
                 notes=[upload.rename(note) for note in result.notes[0]],
@@ -202,6 +206,23 @@ class Service:
         for path, picture in pictures.items():
             picture.write(path)
         return list(pictures)
+
+    # ------------------------------------------------------------------------------------------------------
+    # the API
+
+    def restore_file(
+        self, upload: Upload, task: str, options: Options, target: Path, quality: int, mask: Upload | None = None
+    ) -> RestorationResult:
+        """Restore an upload into the file `target`, as `ddc restore` does."""
+        picture = upload.read(self.limits)
+        height, width, _ = self._expected(upload, task, options)
+        if mask is not None:
+            self.limits.check_size(*mask.size())
+        with self.store.room(8 * height * width):  # four channels of 16 bits
+            masked: Options = {} if mask is None else {"mask": mask.path}
+            result = self._run(picture, task, {**options, **masked, "names": [upload.name]})
+            result.mean[0].write(target, quality)
+        return result
 
     # ------------------------------------------------------------------------------------------------------
     # "Try it"
@@ -276,8 +297,9 @@ def _checked(task: str, size: Size, options: Options) -> tuple[Solver, Operator]
     """The solver and the operator; a combination that cannot work is refused before any pixel is read."""
     request = Request(task, **options)
     request.check()
-    # a mask of the same kind stands for the one that is still to be painted
-    return request.method, Task.parse("box" if task == "inpaint" else task).operator(size)
+    # one of the same size stands for an operator that is still to be detected, and for a mask still to be painted
+    known = {"inpaint": "box", **dict.fromkeys(DETECTED, "denoise")}.get(task, task)
+    return request.method, Task.parse(known).operator(size)
 
 
 def _mask(picture: Picture, painted: Array | None) -> Tensor | None:

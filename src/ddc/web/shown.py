@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ddc.images import Picture, quantise
 from ddc.jobs import Options
+from ddc.pipeline import default_solver
 from ddc.solvers.base import make_solver
 from ddc.web.controls import Choices, Trial
 
@@ -88,14 +89,17 @@ def _stated(task: str, options: Options, mask: bool = False) -> dict[str, Any]:
     """The task and the options that differ from their defaults."""
     # without --sigma, `ddc restore` estimates the noise of the task denoise
     sigma = None if task == "denoise" else 0.0
-    steps = make_solver(options.get("solver", "ddc")).steps
-    defaults = {"sigma": sigma, "solver": "ddc", "steps": steps, "seed": 0, "samples": 1}
-    stated = {key: value for key, value in options.items() if value != defaults[key]}
+    usual = default_solver(None)
+    steps = make_solver(options.get("solver", usual)).steps
+    defaults = {"sigma": sigma, "solver": usual, "steps": steps, "seed": 0, "samples": 1}
+    stated = {key: value for key, value in options.items() if key not in defaults or value != defaults[key]}
     return {"task": task, **stated, **({"mask": "mask.png"} if mask else {})}
 
 
 def _command(command: str, source: str, target: str, options: dict[str, Any]) -> str:
     words = ["ddc", command, source, "-o", target]
     for key, value in options.items():
-        words += [f"--{key}", f"{value:g}" if isinstance(value, float) else str(value)]
+        words += (
+            [f"--{key}"] if value is True else [f"--{key}", f"{value:g}" if isinstance(value, float) else str(value)]
+        )
     return shlex.join(words)

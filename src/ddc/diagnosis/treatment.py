@@ -1,0 +1,240 @@
+"""Plans what to do with a photograph: from what was found to a measurement, its operator, its noise, and whether the
+result is better."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+from torch import Tensor
+
+from ddc.diagnosis.findings import Findings, examine
+from ddc.diagnosis.grain import Noise
+from ddc.diagnosis.planes import luma_chroma
+from ddc.estimates import COARSEST_TO_DEBLUR
+from ddc.images import Picture, quantise, to_internal
+from ddc.operators.base import LinearOperator, Operator
+from ddc.operators.blur import KernelBlur
+from ddc.problems import Problem
+
+NOTHING = "nothing"  # the task of a picture that is returned as it is
+STRONGEST = 0.12  # σ that is assumed at most
+AREAS = np.array(
+    [1 - math.pi / 16, 3 * math.pi / 64, math.pi / 64]
+)  # shares of the bands of `grain` in all frequencies
+# RMS error of JPEG in [0, 1] units at quality 30, 35, … 95, a median of photographs
+JPEG_QUALITIES = np.arange(30, 100, 5)
+JPEG_ERRORS = (
+    0.0316,
+    0.0295,
+    0.0278,
+    0.0263,
+    0.0251,
+    0.0241,
+    0.0229,
+    0.0218,
+    0.0205,
+    0.0192,
+    0.0174,
+    0.0151,
+    0.0122,
+    0.0085,
+)
+FINEST_JPEG = 96  # quality from which on the errors are those of rounding
+NOISE_OF_SHAKEN = 0.02  # σ that covers the errors of an estimated kernel
+UNKNOWN = 0.1  # σ that networks are told of a picture of which nothing else is known
+# What tells that a restoration is worse than its source, see `regret`
+MOST_RESIDUAL, RINGING, STRUCTURE = (1.6, 0.012), (1.25, 0.006), 3.0
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a posterior network is told of a photograph beside its operator and σ (`ddc.solvers.posterior.CONDITIONS`)."""
+
+    blind: bool = False  # the operator is unknown, and told as the identity
+    quality: int = 100  # of the last JPEG compression
+    colour: tuple[float, ...] = (0.0,) * 6  # of the noise, in three bands of luma and of chroma
+
+    def tensor(self, device: torch.device) -> Tensor:
+        """Returns the numbers, (1, 9)."""
+        return torch.tensor([[0.0, float(self.blind), (100 - self.quality) / 100, *self.colour]], device=device)
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What the pipeline does: prepare the picture, restore it with a task and σ_y, and bring it to its size."""
+
+    task: str
+    sigma: float = 0.0
+    shrink: float = 1.0  # the factor by which it was enlarged
+    grid: tuple[int, int] = (0, 0)  # of JPEG's blocks
+    because: tuple[str, ...] = ()  # the findings, in words
+    operator: Operator | None = dataclasses.field(default=None, compare=False)  # instead of the task's own
+    conditions: Conditions | None = None  # for a posterior network
+
+    def prepared(self, picture: Picture) -> Picture:
+        """Returns the picture that is the measurement of the task."""
+        if self.shrink > 1:
+            height, width = (max(8, round(length / self.shrink)) for length in picture.size)
+            image = PIL.Image.fromarray(quantise(picture.pixels, 8))
+            small = np.asarray(image.resize((width, height), PIL.Image.Resampling.BOX))
+            return dataclasses.replace(picture, pixels=small, alpha=None)
+        if self.grid != (0, 0):
+            pixels = np.pad(picture.pixels, self._margins(), mode="symmetric")
+            alpha = None if picture.alpha is None else np.pad(picture.alpha, self._margins()[:2], mode="edge")
+            return dataclasses.replace(picture, pixels=pixels, alpha=alpha)
+        return picture
+
+    def _margins(self) -> tuple[tuple[int, int], ...]:
+        return (-self.grid[0] % 8, 0), (-self.grid[1] % 8, 0), (0, 0)
+
+    def finished(self, restored: Picture, source: Picture) -> Picture:
+        """Returns a restored picture at the place and in the size of its source."""
+        if self.shrink > 1 and restored.size != source.size:
+            planes = [PIL.Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(restored.pixels, 2, 0)]
+            size = source.size[::-1]
+            resized = [np.asarray(plane.resize(size, PIL.Image.Resampling.LANCZOS)) for plane in planes]
+            return dataclasses.replace(restored, pixels=np.stack(resized, axis=2).clip(0, 1), alpha=source.alpha)
+        if self.shrink == 1 and restored.size != source.size:
+            (top, _), (left, _), _ = self._margins()
+            return dataclasses.replace(restored, pixels=restored.pixels[top:, left:], alpha=source.alpha)
+        return restored
+
+
+def plan_treatment(picture: Picture, told: bool = False, strength: float = 1.0) -> Treatment:
+    """Returns what to do with a picture, and why; the task is `NOTHING` if it should be left alone.
+
+    told: whether the network can be told conditions
+    strength: the factor of σ
+    """
+    found = examine(picture)
+    plan = (composition if told else treatment)(found, strength) or Treatment(NOTHING)
+    return dataclasses.replace(plan, because=tuple(found.sentences()))
+
+
+def treatment(found: Findings, strength: float = 1.0) -> Treatment | None:
+    """Returns what to do about the findings with a network that knows one task at a time; None if nothing."""
+    if found.hole:
+        return Treatment("inpaint")
+    if found.drawing or found.cut_out:
+        return None
+
+    def plan(task: str, sigma: float, **other: Any) -> Treatment:
+        return Treatment(task, min(strength * sigma, STRONGEST), **other)
+
+    quality = 100 if found.quality is None else found.quality
+    if found.enlargement is not None:
+        return plan(_enlarging(found.enlargement.factor), found.strength, shrink=found.enlargement.factor)
+    if found.kernel is not None:
+        return plan("blur", max(_noise_of_blurred(found), NOISE_OF_SHAKEN), operator=KernelBlur(found.kernel))
+    if found.blur is not None and quality >= COARSEST_TO_DEBLUR:
+        return plan(found.blur.task, _noise_of_blurred(found))
+    if found.noise.luma_found or found.noise.chroma_found:
+        return plan("denoise", 1.1 * found.strength)
+    if found.compressed:
+        return plan(f"jpeg{quality}", 0.008 if found.saved_again else 0.0, grid=found.grid)
+    return plan("denoise", found.sigma) if found.sigma else None
+
+
+def composition(found: Findings, strength: float = 1.0) -> Treatment | None:
+    """Returns what to do about the findings with a network that was trained on compositions: the linear part is its
+    operator; σ covers the noise and the errors of JPEG, and their nature is told. It knows coloured noise, with JPEG
+    or without, best as a blind problem."""
+    plain = treatment(found, strength)
+    if plain is None or plain.task == "inpaint" or (plain.task.startswith("jpeg") and found.saved_again):
+        return plain
+    quality = 100 if found.quality is None or found.quality >= FINEST_JPEG else found.quality
+    told, error = Conditions(quality=quality), jpeg_error(quality)
+    sigma = math.hypot(plain.sigma, strength * error)
+    if found.enlargement is not None:  # an area of the enlarged picture becomes one pixel, and its errors their mean
+        sigma /= found.enlargement.factor
+    elif plain.task == "denoise" and found.noise.coloured and strength == 1:
+        sigma, told = UNKNOWN, dataclasses.replace(told, blind=True)
+    elif (plain.task == "denoise" and found.noise.coloured) or plain.task.startswith("jpeg"):
+        rms, colour = noise_in_bands(found.noise)
+        told = dataclasses.replace(told, colour=colour if found.noise.coloured else told.colour)
+        sigma = strength * math.hypot(rms, error)
+        plain = Treatment("denoise")
+    return dataclasses.replace(plain, sigma=min(sigma, STRONGEST), conditions=told)
+
+
+def _enlarging(factor: float) -> str:
+    """Returns the task that replaces an enlargement."""
+    whole = round(factor) if abs(factor - round(factor)) < 0.06 else math.ceil(factor)
+    return f"sr{min(max(whole, 2), 8)}"
+
+
+def _noise_of_blurred(found: Findings) -> float:
+    """Returns σ of a blurred picture. After JPEG, the finest noise is weaker than that before it, and too little is
+    worse than too much."""
+    luma = found.noise.luma
+    compressed = found.quality is not None and found.quality < 95
+    return max(found.strength, min(1.5 * luma.middle, 3 * luma.fine) if compressed else 0.0)
+
+
+def jpeg_error(quality: int) -> float:
+    """Returns the usual error of JPEG, in [0, 1] units."""
+    return 0.0 if quality >= FINEST_JPEG else float(np.interp(quality, JPEG_QUALITIES, JPEG_ERRORS))
+
+
+def noise_in_bands(noise: Noise) -> tuple[float, tuple[float, ...]]:
+    """Returns σ of coloured noise over all frequencies, and its colour: half the logarithm of each band's power over
+    that of white noise with the same σ, three bands of luma and three of chroma."""
+    bands = np.array([noise.luma, noise.chroma])
+    bands[:, 2] = np.minimum(bands[:, 2], 1.5 * bands[:, 1])  # detail adds to the coarse band
+    bands = bands.clip(1e-4)
+    sigma = math.sqrt(float((bands**2 @ AREAS) @ np.array([1 / 3, 2 / 3])))
+    return sigma, tuple(float(value) for value in np.log(bands / sigma).clip(-3, 3).ravel())
+
+
+def regret(restored: Picture, measured: Picture, problem: Problem) -> str | None:
+    """Returns why a restoration is worse than the picture that it was made from, as a sentence; None if it is not."""
+    operator, sigma = problem.operator, float(problem.sigma_y)
+    if (
+        operator.scale > 1
+        or not isinstance(operator, LinearOperator)
+        or operator.observed(_window(measured)) is not None
+    ):
+        return None
+    x, y = _window(restored), _window(measured)
+    with torch.no_grad():
+        residual = ((operator.cpu()(x) - y) / 2)[0].numpy()
+    edge = min(residual.shape[-2:]) // 8  # no operator knows what lies beyond the border
+    inside = (slice(None), slice(edge, -edge or None), slice(edge, -edge or None))
+    factor, least = MOST_RESIDUAL
+    if np.sqrt((residual[inside] ** 2).mean()) > factor * sigma + least:
+        return "The result does not explain the picture, so it is left as it is."
+    before, after, removed = (
+        _spread(plane) for plane in (_luma(y)[edge:], _luma(x)[edge:], _luma(torch.from_numpy(residual[None]))[edge:])
+    )
+    order = np.argsort(before)
+    quiet, busy = order[: len(order) // 5], order[-(len(order) // 5) :]
+    factor, least = RINGING
+    if len(quiet) and np.median(after[quiet]) > factor * np.median(before[quiet]) + least:
+        return "The result has waves where the picture is even, so it is left as it is."
+    if isinstance(operator, KernelBlur) or not len(quiet):
+        return None
+    if np.median(removed[busy]) > STRUCTURE * max(np.median(removed[quiet]), 0.01):
+        return "What was taken for noise belongs to the picture, so it is left as it is."
+    return None
+
+
+def _window(picture: Picture) -> Tensor:
+    """Returns the middle of a picture, at most 512 pixels, (1, 3, h, w) in [-1, 1]."""
+    side = 512
+    top, left = (max(0, (length - side) // 2) for length in picture.size)
+    return to_internal(picture.window(top, left, min(side, picture.size[0]), min(side, picture.size[1])))[None]
+
+
+def _luma(x: Tensor) -> np.ndarray[Any, Any]:
+    return luma_chroma((x[0] / 2).permute(1, 2, 0).numpy())[0]
+
+
+def _spread(plane: np.ndarray[Any, Any], side: int = 16) -> np.ndarray[Any, Any]:
+    """Returns the standard deviation of each block."""
+    rows, columns = (length // side for length in plane.shape)
+    blocks = plane[: rows * side, : columns * side].reshape(rows, side, columns, side)
+    return np.asarray(blocks.std((1, 3))).ravel()

@@ -1,0 +1,223 @@
+"""The static page in a real browser, a headless Chromium, with a tiny network."""
+
+import base64
+import io
+import math
+import struct
+import zlib
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageCms
+from skimage import data
+
+from chromium import CHROMIUM, Page, chromium, served
+from ddc.images import from_uint8, to_unit
+from ddc.onnx.export import round_weights
+from ddc.operators.inpaint import Denoise
+from ddc.perceptual import cache_folder
+from ddc.tiling import plan, restore_by_tiles
+from ddc.web.site import RUNTIME, write_site
+from tiny import tiny_posterior
+
+pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this computer"),
+    pytest.mark.skipif(
+        not (cache_folder() / RUNTIME).is_file(),
+        reason=f"{RUNTIME} is not in {cache_folder()}: `npm pack onnxruntime-web@1.30.0` there",
+    ),
+]
+SIDE = 64
+SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("site")
+    tiny_posterior().save_pretrained(root / "model" / "posterior")
+    write_site(root / "page", root / "model", dtype="8bit", side=SIDE)
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ThreadingHTTPServer]:
+    with served(folder / "page") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path, server: ThreadingHTTPServer) -> Iterator[Page]:
+    with chromium() as page:
+        page.send("Page.navigate", url=f"http://127.0.0.1:{server.server_port}/")
+        page.wait(f"{text('engine')}.startsWith('Ready')")
+        page.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        yield page
+
+
+def text(name: str) -> str:
+    return f"document.getElementById('{name}').textContent"
+
+
+def chosen(page: Page, path: Path) -> str:
+    """What the page says about a file."""
+    page.run(f"{text('facts')} = {text('problem')} = ''")
+    page.choose(path)
+    said: str = page.wait(f"({text('facts')}.includes('pixels') && {text('facts')}) || {text('problem')}")
+    return said
+
+
+def restored(page: Page, **form: Any) -> np.ndarray[Any, Any]:
+    """The pixels that the page makes of the chosen file."""
+    for name, value in form.items():
+        page.run(f"document.forms[0].elements.{name}.value = '{value}'")
+    page.run("document.forms[0].requestSubmit()")
+    page.wait("document.getElementById('stop').disabled")
+    assert page.run(text("problem")) == ""
+    script = """(async () => {
+        const image = document.getElementById("after"), canvas = document.createElement("canvas");
+        await image.decode();
+        canvas.width = image.naturalWidth, canvas.height = image.naturalHeight;
+        canvas.getContext("2d").drawImage(image, 0, 0);
+        return canvas.toDataURL().split(",")[1];
+    })()"""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(page.run(script)))).convert("RGB"))
+
+
+def written(folder: Path, name: str, pixels: np.ndarray[Any, Any], **options: Any) -> Path:
+    Image.fromarray(pixels).save(folder / name, **options)
+    return folder / name
+
+
+def test_the_page_is_isolated_and_calls_nobody(page: Page) -> None:
+    assert page.run("crossOriginIsolated")
+    assert "thread" in page.run(text("engine"))
+    home = page.run("location.origin")
+    assert page.requests and all(url.startswith((home, "data:", "blob:")) for url in page.requests)
+    blocked = "fetch('http://127.0.0.2:9/').then(() => false, (error) => error instanceof TypeError)"
+    assert page.run(blocked)
+    assert any("Content Security Policy" in message for message in page.messages)
+
+
+def test_tiles_are_those_of_the_core(page: Page, folder: Path) -> None:
+    pixels = np.ascontiguousarray(data.astronaut()[100:212, 150:320])
+    said = chosen(page, written(folder, "clean.png", pixels))
+    assert "170 × 112 pixels" in said and "no noticeable noise" in said
+    ours = restored(page, kind="noise", sigma=0.1)
+
+    denoiser, x = tiny_posterior(), from_uint8(torch.from_numpy(pixels.copy()).permute(2, 0, 1))[None]
+    denoiser.unet.load_state_dict(round_weights(denoiser.unet.state_dict(), "8bit")[1])
+
+    def solve(windows: list[Any]) -> torch.Tensor:
+        parts = []
+        for top, left, height, width in windows:
+            y, theta = x[..., top : top + height, left : left + width], torch.full((1, 1, 1, 1), math.pi / 2)
+            with torch.no_grad():
+                x0, _ = denoiser((Denoise(), y, torch.full((1, 1, 1, 1), 0.2)), torch.zeros_like(y), theta)
+            parts.append(x0.clamp(-1, 1))
+        return torch.stack(parts)
+
+    whole = restore_by_tiles(plan((112, 170), SIDE, 8, 1), (112, 170), 1, solve)
+    theirs = to_unit(whole)[0].permute(1, 2, 0).numpy() * 255
+    assert np.abs(ours - theirs).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "size"),
+    [("size", {"scale": 3}, (120, 90)), ("blur", {"shape": "line", "blur": 5}, (40, 30)), ("jpeg", {}, (40, 30))],
+)
+def test_every_kind_gives_a_picture(
+    page: Page, folder: Path, kind: str, form: dict[str, Any], size: tuple[int, int]
+) -> None:
+    pixels = np.ascontiguousarray(data.coffee()[100:130, 100:140])
+    assert "JPEG of quality 30" in chosen(page, written(folder, "small.jpg", pixels, quality=30))
+    ours = restored(page, kind=kind, sigma=0.05, **form)
+    assert ours.shape == (size[1], size[0], 3)
+    assert 0.6 < ours.mean() / pixels.mean() < 1.5
+
+
+def test_painted_and_transparent_pixels_are_filled(page: Page, folder: Path) -> None:
+    pixels = np.dstack([data.coffee()[100:150, 100:160], np.full((50, 60), 255, np.uint8)])
+    pixels[20:30, 20:40] = 0
+    assert "transparent pixels" in chosen(page, written(folder, "holes.png", pixels))
+    ours = restored(page)  # the page has suggested to fill the holes
+    known = np.ones((50, 60), bool)
+    known[20:30, 20:40] = False
+    assert np.abs(ours[known].astype(int) - pixels[..., :3][known]).max() <= 1
+    assert ours[~known].mean() > 10
+    assert chosen(page, written(folder, "whole.png", pixels[:16, :16, :3]))
+    page.run("document.forms[0].elements.kind.value = 'holes'; document.forms[0].requestSubmit()")
+    assert "Nothing is painted" in page.wait(text("problem"))
+    key = "new KeyboardEvent('keydown', {key: ' '})"
+    page.run(f"document.forms[0].elements.width.value = 4; document.getElementById('brush').dispatchEvent({key})")
+    painted = restored(page)
+    changed = np.abs(painted.astype(int) - pixels[:16, :16, :3]).max(2) > 1
+    assert changed[6:10, 6:10].any() and not changed[:4].any()
+
+
+def test_a_file_is_saved_upright_with_its_profile(page: Page, folder: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held upright
+    pixels = np.ascontiguousarray(data.astronaut()[:40, :56])
+    path = written(folder, "turned.jpg", pixels, quality=95, exif=exif, icc_profile=SRGB)
+    assert "56 × 40 pixels" in chosen(page, path)
+    restored(page, kind="noise", sigma=0.01)
+    for name in ("png", "jpg"):
+        page.run(f"document.getElementById('{name}').click()")
+        saved = folder / f"turned-restored.{name}"
+        page.wait("new Promise((done) => setTimeout(() => done(true), 300))")
+        with Image.open(saved) as image:
+            assert image.size == (40, 56)
+            assert image.info["icc_profile"] == SRGB
+            assert image.getexif().get(0x0112, 1) == 1
+            upright = np.asarray(image.convert("RGB")).astype(int)
+        assert np.abs(upright - np.rot90(pixels, -1)).mean() < 25  # a tiny network, but the same picture
+
+
+def huge_png() -> bytes:
+    """A PNG that claims 20,000 × 20,000 pixels."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", 20000, 20000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+
+
+def test_bad_files_get_one_sentence(page: Page, folder: Path) -> None:
+    frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "blue")]
+    for name in ("moving.gif", "moving.png", "moving.webp"):
+        frames[0].save(folder / name, save_all=True, append_images=frames[1:], loop=0, duration=100)
+        assert "is animated" in chosen(page, folder / name)
+    for name, content, message in (
+        ("letter.txt", b"Dear reader", "is not a picture"),
+        ("empty.png", b"", "is not a picture"),
+        ("cut.jpg", b"\xff\xd8\xff\xdb\x00\x43\x00", "is not a picture"),
+        ("huge.png", huge_png(), "400 megapixels"),
+    ):
+        (folder / name).write_bytes(content)
+        assert message in chosen(page, folder / name)
+        assert page.run("document.getElementById('restore').disabled")
+    assert "no noticeable noise" in chosen(page, folder / "clean.png")  # it stays usable
+
+
+def test_it_can_be_used_by_keyboard_and_screen_reader_and_on_a_phone(page: Page) -> None:
+    unnamed = """[...document.querySelectorAll("input, button, a, canvas, img, progress")].filter((one) =>
+        !(one.labels?.length || one.ariaLabel || one.alt || one.textContent.trim() || one.querySelector("img[alt]")))"""
+    assert page.run(f"({unnamed}).map((one) => one.outerHTML)") == []
+    page.send("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=1, mobile=True)
+    assert page.run("document.documentElement.scrollWidth") <= 360
+    page.send("Emulation.clearDeviceMetricsOverride")
+
+
+def test_it_works_without_a_connection(page: Page, folder: Path, server: ThreadingHTTPServer) -> None:
+    """Last: the server ends, and the page is opened again."""
+    server.shutdown()
+    server.server_close()
+    page.run(f"{text('engine')} = ''")
+    page.send("Page.navigate", url=page.run("location.href") + "#wasm")
+    page.run("location.reload()")
+    page.wait(f"{text('engine')}.startsWith('Ready')")
+    chosen(page, folder / "clean.png")
+    assert restored(page, kind="noise", sigma=0.1).shape == (112, 170, 3)

@@ -1,0 +1,182 @@
+"""ONNX graphs against PyTorch, with tiny networks."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ddc.cli import main
+from ddc.errors import UserError
+from ddc.images import ROUNDING_8_BIT, to_internal, to_unit
+from ddc.operators.base import Operator
+from ddc.operators.blur import KernelBlur, motion_kernel
+from ddc.operators.inpaint import Denoise, Inpaint, random_mask
+from ddc.operators.jpeg import CHROMA, JPEG, LUMA, quantisation
+from ddc.operators.superres import Bicubic
+from ddc.solvers.posterior import PosteriorDenoiser
+from tiny import tiny_posterior
+
+pytest.importorskip("onnx", reason="needs the extra onnx")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+
+from ddc.onnx import export  # noqa: E402
+from ddc.onnx.record import Recorder  # noqa: E402
+from ddc.onnx.restorations import KERNEL, MatrixBlur  # noqa: E402
+
+SIDE = 64
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_posterior().save_pretrained(folder / "posterior")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def graphs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("onnx") / "graphs"
+    checked = export.export_onnx(model, out, "8bit", SIDE, tell=lambda text: None)
+    assert len(checked) == 9
+    assert all(one.difference <= 1e-4 for one in checked)
+    assert all(one.psnr > 30 for one in checked)  # the rounding shows, and is small
+    return out
+
+
+def rounded_denoiser() -> PosteriorDenoiser:
+    denoiser = tiny_posterior()
+    rounded, state = export.round_weights(denoiser.unet.state_dict(), "8bit")
+    assert rounded
+    denoiser.unet.load_state_dict(state)
+    return denoiser
+
+
+def pictures(count: int, side: int) -> Tensor:
+    soft = torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    return torch.nn.functional.interpolate(soft, size=(side, side), mode="bicubic").clamp(0, 1)
+
+
+def mean_of_posterior(operator: Operator, y: Tensor, sigma_y: float, side: int, conditions: Tensor) -> Tensor:
+    """The same restoration with the operators of the core."""
+    zero, theta = torch.zeros(len(y), 3, side, side), torch.full((len(y), 1, 1, 1), math.pi / 2)
+    sigma = torch.full((len(y), 1, 1, 1), 2 * sigma_y)
+    with torch.no_grad():
+        return to_unit(rounded_denoiser()((operator, y, sigma), zero, theta, conditions=conditions)[0])
+
+
+def centred(kernel: Tensor) -> Tensor:
+    rows, columns = ((KERNEL - length) // 2 for length in kernel.shape)
+    return pad(kernel, (columns, columns, rows, rows))
+
+
+MASK = random_mask((SIDE, SIDE), 0.4, 3)
+LINE = centred(motion_kernel(9, 30))
+FAMILIES: dict[str, tuple[Operator, dict[str, Tensor]]] = {
+    **{f"sr{scale}": (Bicubic(scale), {}) for scale in (2, 3, 4, 8)},
+    "blur": (KernelBlur(LINE), {"kernel": LINE, "known": torch.ones(1, 1, SIDE, SIDE)}),
+    "holes": (Inpaint(MASK), {"mask": MASK}),
+    "jpeg": (JPEG(35), {"luma": quantisation(LUMA)[35].float(), "chroma": quantisation(CHROMA)[35].float()}),
+    "noise": (Denoise(), {}),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("sigma_y", [0.0, 0.05])
+def test_a_graph_restores_as_pytorch_does(graphs: Path, name: str, sigma_y: float) -> None:
+    operator, given = FAMILIES[name]
+    sigma_y = max(sigma_y, ROUNDING_8_BIT) if name == "blur" else sigma_y  # the graph takes no blurred picture as exact
+    side = SIDE // operator.scale * operator.scale
+    conditions = torch.linspace(0, 0.5, 9).view(1, 9)
+    y = operator(to_internal(pictures(2, side)))
+    y = operator.add_noise(y, torch.randn(y.shape, generator=torch.Generator().manual_seed(2)), 2 * sigma_y)
+    expected = mean_of_posterior(operator, y, sigma_y, side, conditions)
+    session = onnxruntime.InferenceSession(str(graphs / f"{name}.onnx"))
+    named = {"sigma": torch.tensor([sigma_y]), "conditions": conditions, **given}
+    for index in range(2):
+        inputs = {"y": to_unit(y[index : index + 1], clip=False), **named}
+        (restored,) = session.run(None, {key: value.numpy() for key, value in inputs.items()})
+        # the blur is computed by other sums, which an exact measurement amplifies
+        assert np.abs(restored - expected[index].numpy()).max() <= (5e-4 if name == "blur" else 1e-4)
+
+
+def test_the_blur_by_matrices_is_the_blur() -> None:
+    x = torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    ours, plain = MatrixBlur(LINE, SIDE), KernelBlur(LINE)
+    assert torch.allclose(ours(x), plain(x), atol=1e-5)
+    assert torch.allclose(ours.adjoint(x), plain.adjoint(x), atol=1e-5)
+
+
+def test_a_tile_of_a_blurred_picture_does_not_ring(graphs: Path) -> None:
+    """Its border holds what lies beyond it, and `known` says so."""
+    large = pictures(1, 2 * SIDE)
+    y = KernelBlur(LINE)(large)[..., 32:96, 32:96]
+    truth = large[..., 32:96, 32:96]
+    session = onnxruntime.InferenceSession(str(graphs / "blur.onnx"))
+    errors = []
+    for reach in (0, 5):
+        known = pad(torch.ones(1, 1, SIDE - 2 * reach, SIDE - 2 * reach), [reach] * 4)
+        inputs = {
+            "y": y,
+            "sigma": torch.tensor([0.002]),
+            "kernel": LINE,
+            "known": known,
+            "conditions": torch.zeros(1, 9),
+        }
+        (restored,) = session.run(None, {key: value.numpy() for key, value in inputs.items()})
+        errors.append(float(np.abs(restored - truth.numpy())[..., 10:-10, 10:-10].mean()))
+    assert errors[1] < 0.7 * errors[0]
+
+
+def test_graphs_share_their_weights(graphs: Path) -> None:
+    sizes = {path.name: path.stat().st_size for path in graphs.iterdir()}
+    weights = sum(p.numel() for p in tiny_posterior().parameters())
+    constants = 1.5e6  # matrices of the operators
+    assert sizes["weights.bin"] < constants + 2 * weights
+    assert all(size < 400_000 for name, size in sizes.items() if name.endswith(".onnx"))
+
+
+def test_half_precision_and_full_precision(model: Path) -> None:
+    state = tiny_posterior().unet.state_dict()
+    assert not export.round_weights(state, "fp32")[0]
+    rounded, used = export.round_weights(state, "fp16")
+    assert {values.dtype for values, _ in rounded.values()} == {np.dtype(np.float16)}
+    assert 0 < max(float((used[name] - state[name]).abs().max()) for name in rounded) < 1e-3
+
+
+def test_nothing_is_written_if_a_picture_differs(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(export.TOLERANCE, "fp32", -1.0)
+    with pytest.raises(UserError, match=r"sr2\.onnx differs from PyTorch by .* nothing was written"):
+        export.export_onnx(model, tmp_path / "out", "fp32", SIDE)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{empty}", "{new}", "--onnx"], "holds no posterior network"),
+        (["{model}", "{model}", "--onnx"], "already exists"),
+        (["{model}", "{new}", "--onnx", "--size", "100"], "multiple of 16"),
+        (["{model}", "{new}", "--onnx", "--push", "me/mine"], "--push is for a model folder"),
+    ],
+)
+def test_refusals(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    places = {"model": model, "empty": tmp_path / "empty", "new": tmp_path / "new"}
+    assert main(["export", *(text.format(**places) for text in arguments)]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_recorder_refuses_what_it_does_not_know() -> None:
+    x = torch.ones(2, 2)
+    with pytest.raises(UserError, match="it uses cumsum"), Recorder({"x": x}, {}):
+        x.cumsum(0)
+    with pytest.raises(UserError, match="in place"), Recorder({"x": x}, {}):
+        x.add_(1)
+        x * 2
