@@ -32,6 +32,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 # The middle of each loop in the papers' symbols; ā is the product of 1 − β, s the next, lower timestep.
 EQUATIONS = {
     "ddc": "x̂0 ← x̂0 − Δφ(y, x̂0, t)\nx_s ~ q(x_s | x_t, x̂0)",
+    "one-pass": "x = 0 − Δφ(y, 0, T)",
     "dps": "x_s ~ q(x_s | x_t, x̂0)\nx_s ← x_s − ζ ∇ₓₜ ‖y − A(x̂0)‖",
     "ddnm": "x̂0 ← x̂0 − A†(A x̂0 − y)\nx_s = √ā_s x̂0 + √(1−ā_s) (η z + √(1−η²) ε̂)",
     "ddrm": (

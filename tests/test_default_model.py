@@ -12,7 +12,7 @@ from ddc.noise import Noise
 from ddc.perceptual import LPIPS
 from ddc.pipeline import RestorationPipeline, load_parts
 from ddc.problems import Task, measure
-from ddc.solvers.base import Run
+from ddc.solvers.base import Run, make_solver
 from ddc.solvers.bridge import I2SB
 
 
@@ -46,6 +46,16 @@ def test_eight_bit_measurements_are_restored(pipe: RestorationPipeline, task: st
     size = (truth.shape[-2], truth.shape[-1])
     first = to_unit(problem.operator.guess(y, 0.0, size) if task != "gauss" else y)[0]
     assert psnr(restored, truth[0]) > psnr(first, truth[0]) + gain
+
+
+@pytest.mark.parametrize(("task", "sigma"), [("sr4", 0.0), ("sr4", 0.05), ("inpaint92", 0.0)])
+def test_one_pass_comes_close_to_five_steps(pipe: RestorationPipeline, task: str, sigma: float) -> None:
+    truth = torch.from_numpy(data.coffee()[100:228, 200:328].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+    problem, y = measure(task, sigma, truth, ["coffee"])
+    lpips = LPIPS("alex")
+    five, one = (pipe.solve(y, problem, make_solver(name), [0]) for name in ("ddc", "one-pass"))
+    assert psnr(to_unit(one), to_unit(truth)) > psnr(to_unit(five), to_unit(truth)) - 0.5
+    assert float(lpips(one, truth)) < float(lpips(five, truth)) + 0.02
 
 
 @pytest.mark.parametrize("task", ["sr4", "jpeg10"])

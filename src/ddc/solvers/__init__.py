@@ -2,7 +2,7 @@
 
 from ddc.solvers.base import Solver, make_solver
 from ddc.solvers.bridge import CDDB, I2SB
-from ddc.solvers.ddc import DDC
+from ddc.solvers.ddc import DDC, OnePass
 from ddc.solvers.ddnm import DDNM
 from ddc.solvers.ddrm import DDRM
 from ddc.solvers.dds import DDS
@@ -17,6 +17,7 @@ SOLVERS: dict[str, type[Solver]] = {
     solver.name: solver
     for solver in (
         DDC,
+        OnePass,
         DPS,
         DDNM,
         DDRM,
