@@ -15,7 +15,7 @@ from code_blocks import parse_only
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 PARTS = {
     name: re.findall(r"^#   ([\w-]+)(?:, ([\w-]+))?  ", (SCRIPTS / name).read_text(), re.MULTILINE)
-    for name in ("train_default.sh", "measure_default.sh")
+    for name in ("train_default.sh", "train_posterior.sh", "measure_default.sh")
 }
 PLACES = dict.fromkeys(("DATA", "IMAGES", "VALIDATION", "FACES"), "pictures.tar")
 

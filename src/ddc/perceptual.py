@@ -245,6 +245,16 @@ def unit_length(features: Tensor) -> Tensor:
     return features * torch.rsqrt((features**2).sum(1, keepdim=True) + 1e-20)
 
 
+def rolled(step: int, places: int, *pictures: Tensor) -> tuple[Tensor, ...]:
+    """The pictures, rolled to another position in every step, by up to `places` − 1 pixels.
+
+    AlexNet has a stride of four pixels. If it compared at one position only, the network would learn a pattern of four
+    pixels' width that the distance does not see.
+    """
+    left, down = step % max(places, 1), step // max(places, 1) % max(places, 1)
+    return tuple(x.roll((down, left), (-2, -1)) for x in pictures)
+
+
 class DISTS(nn.Module):
     """Structure and texture similarity, "Image Quality Assessment" (Ding et al., 2004.07728), of pictures in [0, 1], (B,).
 

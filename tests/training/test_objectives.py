@@ -13,7 +13,7 @@ from training_parts import MIX, NOWHERE, tiny, tiny_objective, tiny_prior_object
 from ddc.datasets import Pool, find_sources
 from ddc.errors import UserError
 from ddc.noise import Noise, derive_seed
-from ddc.perceptual import LPIPS
+from ddc.perceptual import LPIPS, rolled
 from ddc.priors import Schedule
 from ddc.problems import Problem
 from ddc.solvers.base import Run, Step
@@ -96,12 +96,11 @@ def test_a_task_may_have_its_own_weight_of_lpips(pictures: Path) -> None:
 
 def test_lpips_looks_at_another_place_in_every_step() -> None:
     x = torch.arange(2 * 16 * 16.0).view(1, 2, 16, 16)
-    objective = tiny_objective(lpips_shift=4)
-    places = {tuple(objective._shifted(step, x, x)[1].flatten().tolist()) for step in range(16)}
+    places = {tuple(rolled(step, 4, x, x)[1].flatten().tolist()) for step in range(16)}
     assert len(places) == 16  # every place of a grid of 4×4
-    assert torch.equal(objective._shifted(0, x)[0], x)
-    assert torch.equal(objective._shifted(6, x)[0], x.roll((1, 2), (-2, -1)))
-    assert torch.equal(tiny_objective(lpips_shift=0)._shifted(5, x)[0], x)
+    assert torch.equal(rolled(0, 4, x)[0], x)
+    assert torch.equal(rolled(6, 4, x)[0], x.roll((1, 2), (-2, -1)))
+    assert torch.equal(rolled(5, 0, x)[0], x)
 
 
 def test_a_measurement_depends_on_the_number_of_its_draw_alone(draws: Draws) -> None:

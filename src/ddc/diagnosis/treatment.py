@@ -58,9 +58,13 @@ class Conditions:
     quality: int = 100  # of the last JPEG compression
     colour: tuple[float, ...] = (0.0,) * 6  # of the noise, in three bands of luma and of chroma
 
+    def numbers(self) -> tuple[float, ...]:
+        """Returns what the network is told, 9 numbers; the first is set by the solver."""
+        return 0.0, float(self.blind), (100 - self.quality) / 100, *self.colour
+
     def tensor(self, device: torch.device) -> Tensor:
         """Returns the numbers, (1, 9)."""
-        return torch.tensor([[0.0, float(self.blind), (100 - self.quality) / 100, *self.colour]], device=device)
+        return torch.tensor([self.numbers()], device=device)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ddc.errors import UserError
 from ddc.networks import build_network, load_network, read_config, run_unet, save_network
 from ddc.operators.base import SIGNAL_STD, LinearOperator, Operator
 from ddc.operators.inpaint import Inpaint
-from ddc.priors import CHANNELS, Input, Measured, check_rgb
+from ddc.priors import CHANNELS, DataConsistency, Input, Measured, check_rgb
 from ddc.problems import Problem
 from ddc.solvers.base import Run, Solver
 
@@ -240,6 +240,26 @@ class PosteriorDenoiser(nn.Module):
     @staticmethod
     def from_config(config: dict[str, Any]) -> "PosteriorDenoiser":
         return PosteriorDenoiser(build_network(config | {"in_channels": 3 + sum(CHANNELS[name] for name in INPUTS)}))
+
+    @staticmethod
+    def grown(network: DataConsistency, config: dict[str, Any]) -> "PosteriorDenoiser":
+        """A posterior network that begins as the first step of a data-consistency network, with what is new in the
+        configuration adding nothing yet."""
+        made = PosteriorDenoiser.from_config(config)
+        old, new = network.unet.state_dict(), made.unet.state_dict()
+        if network.inputs != INPUTS or network.residual != "blend":
+            raise UserError(
+                f"only a data-consistency network with the inputs {list(INPUTS)} and the residual blend can become a "
+                f"posterior network; this one has {list(network.inputs)} and {network.residual}"
+            )
+        if different := [name for name, value in old.items() if name not in new or new[name].shape != value.shape]:
+            raise UserError(
+                f"the posterior network has no {different[0]} of the shape {tuple(old[different[0]].shape)}; give it the "
+                "channels and blocks of the network that it begins with"
+            )
+        scaled = {name: value / SIGNAL_STD for name, value in old.items() if name.startswith("exit.")}
+        made.unet.load_state_dict(new | old | scaled)
+        return made
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
         own = {"posterior": True, "realism": self.realism, "doubt": self.doubt} | (

@@ -4,7 +4,8 @@ The picture, crop, flip, task and noise of the n-th draw depend on (seed, n) alo
 resuming is exact, and two processes see the same data as one process with twice the batch.
 
 A mix of tasks is written `sr4,sr8,gauss,jpeg5-95:weight=0.5,inpaint92:lpips=0.4`: tasks, or a kind of task with a range,
-each with an optional weight and weight of LPIPS. Pictures with operators of one kind are measured together, because many
+each with an optional weight and weight of LPIPS. `disc1-6:photo=0.7:blind=0.2`: 70 % of the measurements get a camera's
+noise, JPEG and so on (`ddc.training.photographs`), and of 20 % of those the network is not told the operator. Pictures with operators of one kind are measured together, because many
 small groups are slow on a GPU.
 """
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ddc.datasets import Pictures, Place, Stream, contents, find_sources, load_pictures, split_holdout
+from ddc.diagnosis.treatment import Conditions
 from ddc.errors import UserError
 from ddc.images import INTERNAL_RANGE, ROUNDING_8_BIT, round_to_8_bit
 from ddc.noise import Noise, derive_seed, on_device
@@ -30,6 +32,7 @@ from ddc.operators.inpaint import Inpaint, stroke_mask
 from ddc.priors import Measured
 from ddc.problems import KINDS, Task, measure
 from ddc.solvers.base import Run
+from ddc.training.photographs import Damage, damaged
 from ddc.training.settings import LoopSettings, MixSettings
 
 _RANGE = re.compile(r"([a-z]+)(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)")
@@ -39,6 +42,9 @@ PAPER_SETTINGS = (
     *((task, sigma) for sigma in (0.0, 0.05) for task in ("sr4", "sr8", "gauss", "inpaint92")),
     ("jpeg10", 0.0),
 )
+
+NOTHING_ELSE = Conditions()
+ERROR_OF_SIGMA = 0.12  # of the noise that a diagnosis finds, in its logarithm
 
 
 # -- draws ---------------------------------------------------------------------------------------------------
@@ -134,10 +140,25 @@ class MixEntry:
     end: Task | None = None
     weight: float = 1.0
     lpips: float | None = None  # weight of LPIPS, if it has its own
+    photo: float = 0.0  # share of the measurements that are photographs, with a `Damage` instead of white noise
+    blind: float = 0.0  # share of these of which the network is not told the operator
 
     @staticmethod
     def parse(text: str) -> "MixEntry":
-        entry = Entry.parse(text).check_keys("weight", "lpips")
+        """The entry of one part of a mix."""
+        entry = Entry.parse(text).check_keys("weight", "lpips", "photo", "blind")
+        photo, blind = (entry.number(name, 0.0) for name in ("photo", "blind"))
+        if not (0 <= photo <= 1 and 0 <= blind <= 1):
+            raise UserError(f"photo and blind in {text!r} are shares; expected numbers from 0 to 1")
+        made = MixEntry._of_task(entry, text)
+        if photo and not isinstance(made.task.operator((64, 64)), LinearOperator):
+            raise UserError(f"{text!r} has a share of photographs, which needs a linear task, as denoise or sr2-4")
+        if photo and blind and made.task.family == "superres":
+            raise UserError(f"{text!r} is blind, but the size of a picture is never unknown; leave blind out")
+        return replace(made, photo=photo, blind=blind)
+
+    @staticmethod
+    def _of_task(entry: Entry, text: str) -> "MixEntry":
         weight, lpips = entry.number("weight", 1.0), None
         if weight <= 0:
             raise UserError(f"the weight in {text!r} is not above 0; leave the task out instead")
@@ -189,6 +210,13 @@ class Draw:
     rounded: bool = False  # whether the measurement is rounded to 8 bits
     lpips: float | None = None
     shift: tuple[int, int] = (0, 0)  # of a box from the centre
+    damage: Damage | None = None  # instead of noise and rounding; sigma_y is then what the network is told
+    conditions: Conditions = NOTHING_ELSE  # what a posterior network is told beside σ
+
+    @property
+    def told(self) -> Task:
+        """The task whose operator the network is told."""
+        return Task.parse("denoise") if self.conditions.blind else self.task
 
 
 @dataclass(frozen=True)
@@ -209,7 +237,13 @@ class TaskMix:
         if rounded and task.kind != "jpeg":  # which rounds by itself
             sigma_y = ROUNDING_8_BIT
         down, right = rng.integers(-size // 3, size // 3 + 1, size=2) if task.kind == "box" else (0, 0)
-        return Draw(task, sigma_y, rounded, entry.lpips, (int(down), int(right)))
+        drawn = Draw(task, sigma_y, rounded, entry.lpips, (int(down), int(right)))
+        if not entry.photo or rng.random() >= entry.photo:
+            return drawn
+        damage = Damage.draw(rng, 0.0 if noiseless else sigma_y)
+        sigma_y, conditions = damage.told(blind=rng.random() < entry.blind)
+        sigma_y *= float(np.exp(rng.normal(0, ERROR_OF_SIGMA)))  # what is found in a photograph is not exact
+        return replace(drawn, sigma_y=max(sigma_y, ROUNDING_8_BIT), rounded=False, damage=damage, conditions=conditions)
 
 
 @dataclass(frozen=True)
@@ -259,7 +293,14 @@ def measure_draws(
     drawn = [draw(draws.seed, number, size) for number in numbers]
     operators = make_operators(drawn, seeds, size, device)
     mixed = MixedOperator(operators, device)
-    return truth, drawn, operators, (mixed, mixed.measure(truth, drawn, seeds), noise_levels(drawn, device))
+    y, sigma = mixed.measure(truth, drawn, seeds), noise_levels(drawn, device)
+    if any(one.conditions.blind for one in drawn):
+        operators = [
+            _fixed_operator(one.told, size, device) if one.conditions.blind else operator
+            for one, operator in zip(drawn, operators, strict=True)
+        ]
+        mixed = MixedOperator(operators, device)
+    return truth, drawn, operators, (mixed, y, sigma)
 
 
 def make_operators(draws: Sequence[Draw], seeds: Sequence[int], size: int, device: torch.device) -> list[Operator]:
@@ -394,6 +435,11 @@ class MixedOperator:
             measured = operator.add_noise(clean, z, sigma[part])
             if any(draws[i].rounded for i in group):
                 measured = torch.where(rounded[part], operator.unround(round_to_8_bit(measured)), measured)
+            places = [j for j, i in enumerate(group) if draws[i].damage is not None]
+            if places:
+                index, damages = on_device(places, x.device, torch.int64), [draws[i].damage for i in group]
+                made = damaged(clean[index], z[index], [damage for damage in damages if damage is not None])
+                measured = measured.index_copy(0, index, made.to(measured.dtype))
             for i, one in zip(group, measured.split(1), strict=True):
                 y[i] = one
         return y

@@ -1,14 +1,13 @@
 """What each kind of training minimises. The loop is the same for all of them.
 
 An objective owns the module that is trained, draws its own batches, and returns named loss terms. The data-consistency
-network has a file of its own.
+network and the posterior network have files of their own.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -25,14 +24,12 @@ from ddc.priors import Prior, Schedule, read_preset, schedule_from_config, sched
 from ddc.problems import check_sigma
 from ddc.solvers.bridge import I2SB, Bridge, BridgeSchedule
 from ddc.solvers.pnp_admm import DnCNN
-from ddc.solvers.posterior import Posterior, PosteriorDenoiser, coefficients
-from ddc.training.data import Draw, Draws, MixEntry, Mixes, TaskMix, example_run, measure_draws
-from ddc.training.settings import BridgeSettings, DnCNNSettings, LoopSettings, PosteriorSettings, PriorSettings
+from ddc.training.data import Draw, Draws, MixEntry, TaskMix, example_run, measure_draws
+from ddc.training.settings import BridgeSettings, DnCNNSettings, LoopSettings, PriorSettings
 
 Losses = dict[str, Tensor]
 Forward = Callable[..., Tensor]
 VARIATIONAL_WEIGHT = 1e-3  # of the bound that trains a learned variance (2102.09672, L_hybrid)
-RESOLUTION = 10_000  # of the noise levels that a posterior network is trained on
 
 
 class Objective(ABC):
@@ -203,69 +200,6 @@ def variational_bound(schedule: Schedule, x0: Tensor, x: Tensor, x0_hat: Tensor,
     kl = (std_p / std_q).log() + (std_q**2 + (mean_q - mean_p) ** 2) / (2 * std_p**2) - 0.5
     per_image = kl.mean(dim=(1, 2, 3)) / math.log(2.0)
     return torch.where(t > 0, per_image, torch.zeros_like(per_image)).mean()
-
-
-@dataclass
-class PosteriorObjective(Objective):
-    """The posterior denoiser: the squared error of x̂0 at a random noise level, in units of the network's output. A share
-    of the pictures is at θ = π/2, where nothing but y is known: there the network learns the posterior mean."""
-
-    settings: PosteriorSettings
-    network: PosteriorDenoiser
-    lpips: LPIPS | None = None  # for validation alone
-
-    def __post_init__(self) -> None:
-        self.module, self.model = self.network.unet, self.network
-        self.folder = PARTS["posterior"]  # where the solver looks for it
-        self.mixes = Mixes.of(self.settings)
-
-    @classmethod
-    def from_settings(cls, settings: PosteriorSettings) -> "PosteriorObjective":
-        if settings.init is not None:
-            network = PosteriorDenoiser.from_pretrained(settings.init)
-        else:
-            network = PosteriorDenoiser.from_config(read_preset("posterior", settings.network))
-        return cls(settings, network, LPIPS("alex"))
-
-    def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
-        with torch.no_grad(), torch.autocast(draws.device.type, enabled=False):
-            numbers = draws.advance(batch)
-            truth, _, _, measured = measure_draws(draws, numbers, self.mixes.draw)
-            angles = [self.angle(place / RESOLUTION) for place in draws.times(numbers, RESOLUTION)]
-            theta = on_device(angles, truth.device, truth.dtype).view(-1, 1, 1, 1)
-            x = theta.cos().clamp(min=0) * truth + theta.sin() * draws.noise(numbers, truth.shape)
-        x0, _ = self.network(measured, x, theta, unet=forward)
-        error = (x0 - truth).square().mean((1, 2, 3))
-        loss = (error / coefficients(theta)[2].flatten().square()).mean()
-        return {"loss": loss, "mse": error.detach().mean()}
-
-    def angle(self, share: float) -> float:
-        """θ of a picture, for a number that is uniform in [0, 1)."""
-        if share < self.settings.mean_share:
-            return math.pi / 2
-        quantile = (share - self.settings.mean_share) / (1 - self.settings.mean_share)
-        normal = NormalDist().inv_cdf(min(max(quantile, 1e-4), 1 - 1e-4))
-        return math.atan(self.settings.median * math.exp(self.settings.width * normal))
-
-    @torch.no_grad()
-    def validate(self, crops: Tensor, names: list[str]) -> dict[str, list[float]]:
-        """PSNR and LPIPS of the posterior mean for the validation tasks."""
-        figures: dict[str, list[float]] = {}
-        for task, sigma_y in self.mixes.validation_tasks():
-            run, _ = example_run(task, sigma_y, crops, names, None, posterior=self.network)
-            figures |= figures_of(f"{task}@{sigma_y:g}", Posterior(realism=0.0).solve(run).float(), crops, self.lpips)
-        return figures
-
-    @torch.no_grad()
-    def pictures(self, crops: Tensor, names: list[str]) -> list[Tensor]:
-        """Truth, y at image size, the posterior mean and a sample; the tasks take turns."""
-        tasks, rows = self.mixes.validation_tasks(), []
-        for i, name in enumerate(names):
-            truth = crops[i : i + 1]
-            run, y = example_run(*tasks[i % len(tasks)], truth, [name], None, posterior=self.network)
-            made = [Posterior(realism=realism).solve(run).float().clamp(-1, 1) for realism in (0.0, 1.0)]
-            rows.append(torch.cat([truth, y.expand_as(truth), *made]))
-        return rows
 
 
 @dataclass

@@ -12,12 +12,16 @@ LIMITS: dict[str, tuple[float, float, str]] = {
     **dict.fromkeys(("steps", "batch_size", "accumulate", "crop", "workers", "save_every", "keep"), _COUNT),
     **dict.fromkeys(("log_every", "validation_limit", "trajectory_steps", "depth"), _COUNT),
     **dict.fromkeys(("memory_share", "ema", "noiseless_share", "wide_share", "eight_bit_share"), _SHARE),
-    **dict.fromkeys(("trajectory_share", "sigma", "sigma_low", "sigma_max", "wide_sigma_max"), _SHARE),
+    **dict.fromkeys(
+        ("high_share", "generator_share", "trajectory_share", "sigma", "sigma_low", "sigma_max", "wide_sigma_max"),
+        _SHARE,
+    ),
     **dict.fromkeys(
         ("minutes", "total_minutes", "clip", "export_every_minutes", "shard_mb", "median", "width"), _ABOVE_0
     ),
     **dict.fromkeys(("learning_rate", "weight_decay", "seed", "decay_share", "snr_gamma", "holdout"), _FROM_0),
-    **dict.fromkeys(("w_mse", "w_lpips", "w_features", "w_kl", "lpips_shift", "warmup"), _FROM_0),
+    **dict.fromkeys(("w_mse", "w_lpips", "w_features", "w_kl", "w_pixels", "lpips_shift", "warmup"), _FROM_0),
+    **dict.fromkeys(("generator", "generator_wide"), (1e-3, 1e3, "noise levels from 0.001 to 1000")),
     **dict.fromkeys(("betas", "mean_share"), (0, 1 - 1e-9, "a number from 0 to 1, without 1")),
 }
 
@@ -148,7 +152,7 @@ class MixSettings(LoopSettings):
     """The measurements that a network is trained on."""
 
     tasks: str = "sr4,sr8,gauss,inpaint92,jpeg10,denoise"
-    """Tasks and ranges of tasks (jpeg5-95, gauss0.5-4, sr2-8, inpaint30-95, disc1-6, motion5-25, box32-128), each with an optional weight and LPIPS weight: inpaint92:weight=3:lpips=0.4."""
+    """Tasks and ranges of tasks (jpeg5-95, gauss0.5-4, sr2-8, inpaint30-95, disc1-6, motion5-25, box32-128), each with an optional weight and LPIPS weight: inpaint92:weight=3:lpips=0.4. disc1-6:photo=0.7:blind=0.2 gives 70 % of them a camera's noise and JPEG, and does not tell the blur of 20 % of those."""
     wide_tasks: str = ""
     """A second mix of tasks, with its own noise and share."""
     sigma_max: float = 0.05
@@ -191,18 +195,32 @@ class DDCSettings(MixSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PosteriorSettings(MixSettings):
-    """Train a posterior network, for the solver posterior: from the least error to a sample."""
+    """Train a posterior network, for the solver posterior: from the least error to a sample. --init also takes a data-consistency network, which is grown."""
 
-    objective = "ddc.training.objectives:PosteriorObjective"
+    objective = "ddc.training.posterior:PosteriorObjective"
 
+    network: str = "posterior"
+    """Preset (posterior) or a JSON file with the network's configuration."""
     mean_share: float = 0.25
     """Share of the pictures at the first step, where the network predicts the posterior mean."""
+    high_share: float = 0.1
+    """Share of the pictures with noise levels from 1 to 60, drawn log-uniformly."""
     median: float = 0.2
     """Median of the noise levels of the others, which are log-normal, in units of pictures in [-1, 1]."""
     width: float = 1.5
     """Standard deviation of the logarithm of these noise levels."""
-    network: str = "posterior"
-    """Preset (posterior) or a JSON file with the network's configuration."""
+    generator_share: float = 0.0
+    """Share of the batch that trains the generator, which draws a sample in a few evaluations; 1/3 makes both parts equally large."""
+    generator: tuple[float, ...] = (1.0, 0.25)
+    """Noise levels of the generator's evaluations after the mean."""
+    generator_wide: tuple[float, ...] = (4.0, 0.5)
+    """The same for pictures with wide holes."""
+    w_pixels: float = 1.0
+    """Weight of the generator's energy score of pixels, at five scales."""
+    w_features: float = 1.0
+    """Weight of the generator's energy score of AlexNet's features."""
+    lpips_shift: int = 8
+    """Shift the pictures by up to this many pixels before AlexNet sees them, which avoids a pattern of its 4-pixel stride."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,232 @@
+"""Training a posterior network: the mean by the squared error, the generator by a proper scoring rule.
+
+The denoiser learns E[x0 | x_t, y] for x_t with any noise, and for no x_t at all, which is the posterior mean.
+
+The generator learns to draw samples. The energy score of two samples x, x′ of one measurement of the picture x0,
+½(‖x − x0‖ + ‖x′ − x0‖ − ‖x − x′‖), has its least mean if the samples come from the posterior (Gneiting and Raftery 2007;
+for diffusion models De Bortoli et al. 2025, arXiv 2502.02483): the last term keeps them from becoming one picture. It is
+taken at each place, of the pixels at several scales and of AlexNet's features, with the weights of LPIPS.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from ddc.errors import UserError
+from ddc.images import to_unit
+from ddc.networks import read_config
+from ddc.noise import on_device
+from ddc.operators.base import Operator
+from ddc.perceptual import LPIPS, judge_samples, rolled, unit_length
+from ddc.pipeline import PARTS
+from ddc.priors import DataConsistency, Measured, read_preset
+from ddc.solvers.base import Run
+from ddc.solvers.posterior import Posterior, PosteriorDenoiser, coefficients, wide_holes
+from ddc.training.data import Draw, Draws, MixedOperator, Mixes, example_run, measure_draws
+from ddc.training.objectives import Forward, Losses, Objective, figures_of
+from ddc.training.settings import PosteriorSettings
+
+RESOLUTION = 10_000  # of the noise levels
+HIGH = (1.0, 60.0)  # the noise levels of `high_share`
+SCALES = (1, 2, 4, 8, 16)  # of the pixels' energy score
+SMALLEST_DISTANCE = 1e-4  # the root of an exact zero has no gradient
+
+
+@dataclass
+class Batch:
+    """Pictures, and what is known of each."""
+
+    numbers: list[int]
+    truth: Tensor
+    draws: list[Draw]
+    operators: list[Operator]
+    measured: Measured
+
+    def part(self, indices: Sequence[int]) -> "Batch":
+        """These pictures of the batch."""
+        device, (_, y, sigma) = self.truth.device, self.measured
+        index = on_device(list(indices), device, torch.int64)
+        operators = [self.operators[i] for i in indices]
+        measured = MixedOperator(operators, device), [y[i] for i in indices], sigma[index]
+        return Batch(
+            [self.numbers[i] for i in indices],
+            self.truth[index],
+            [self.draws[i] for i in indices],
+            operators,
+            measured,
+        )
+
+    def conditions(self) -> Tensor:
+        """What the network is told beside the measurement, (B, 9)."""
+        return on_device([draw.conditions.numbers() for draw in self.draws], self.truth.device, torch.float32)
+
+
+@dataclass
+class PosteriorObjective(Objective):
+    """The squared error of the denoiser, and the energy score of the generator."""
+
+    settings: PosteriorSettings
+    network: PosteriorDenoiser
+    lpips: LPIPS | None = None
+
+    def __post_init__(self) -> None:
+        s = self.settings
+        self.module, self.model = self.network.unet, self.network
+        self.folder = PARTS["posterior"]  # where the solver looks for it
+        self.mixes = Mixes.of(s)
+        if s.generator_share:
+            if len(s.generator) != len(s.generator_wide) or not self.network.conditional:
+                raise UserError(
+                    "a generator needs as many --generator-wide as --generator levels, and a network with conditions"
+                )
+            self.network.generator = list(s.generator), list(s.generator_wide)
+
+    @classmethod
+    def from_settings(cls, settings: PosteriorSettings) -> "PosteriorObjective":
+        config = read_preset("posterior", settings.network)
+        if settings.init is None:
+            network = PosteriorDenoiser.from_config(config)
+        elif read_config(settings.init).get("posterior"):
+            network = PosteriorDenoiser.from_pretrained(settings.init)
+        else:
+            network = PosteriorDenoiser.grown(DataConsistency.from_pretrained(settings.init), config)
+        return cls(settings, network, LPIPS("alex"))
+
+    # -- the loss --------------------------------------------------------------------------------------------
+
+    def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
+        drawn = round(self.settings.generator_share * batch)
+        with torch.no_grad(), torch.autocast(draws.device.type, enabled=False):
+            numbers = draws.advance(batch)
+            whole = Batch(numbers, *measure_draws(draws, numbers, self.mixes.draw))
+        terms = {}
+        loss = torch.zeros((), device=draws.device)
+        if drawn < batch:
+            loss, terms["mse"] = self._denoise(forward, draws, whole.part(range(batch - drawn)) if drawn else whole)
+        if drawn:
+            twice = whole.part([*range(batch - drawn, batch)] * 2)
+            terms |= self._generate(forward, draws, twice, step)
+            loss = loss + self.settings.w_pixels * terms["pixels"]
+            loss = loss + self.settings.w_features * terms.get("features", 0.0)
+        return {"loss": loss} | {name: term.detach() for name, term in terms.items()}
+
+    def _denoise(self, forward: Forward, draws: Draws, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The squared error at many noise levels, weighted, and as it is."""
+        truth = batch.truth
+        with torch.no_grad(), torch.autocast(truth.device.type, enabled=False):
+            angles = [self.angle(place / RESOLUTION) for place in draws.times(batch.numbers, RESOLUTION)]
+            theta = on_device(angles, truth.device, truth.dtype).view(-1, 1, 1, 1)
+            x = theta.cos().clamp(min=0) * truth + theta.sin() * draws.noise(batch.numbers, truth.shape)
+        x0, (guess, _) = self.network(batch.measured, x, theta, unet=forward, conditions=batch.conditions())
+        error = (x0 - truth).square().mean((1, 2, 3))
+        of_x, of_guess, scale = coefficients(theta)
+        # tasks differ in how far the truth is from what is known; without a weight the hardest would be the whole loss
+        start = (of_x * x + of_guess * guess - truth).square().mean((1, 2, 3)).clamp(min=1e-6)
+        return (error / (scale.flatten() * start.sqrt())).mean(), error.mean()
+
+    def _generate(self, forward: Forward, draws: Draws, batch: Batch, step: int) -> Losses:
+        """The energy scores of one of the generator's evaluations, after those before it; the batch holds each picture
+        twice, for two samples."""
+        assert self.network.generator is not None and self.lpips is not None
+        half, device = len(batch.numbers) // 2, batch.truth.device
+        levels = list(zip(*self.network.generator, strict=True))
+        last = step % len(levels)
+        conditions, known = batch.conditions(), None
+        with torch.no_grad():
+            zero = torch.zeros_like(batch.truth)
+            right = zero.new_full((len(zero), 1, 1, 1), math.pi / 2)
+            x, known = self.network(batch.measured, zero, right, unet=forward, conditions=conditions)
+            wide = torch.cat([wide_holes(operator).to(device)[:1] for operator in batch.operators]).view(-1, 1, 1, 1)
+        for stage, (usual, in_holes) in enumerate(levels[: last + 1]):
+            names = [f"{number}/{i // half}/{stage}" for i, number in enumerate(batch.numbers)]
+            with torch.no_grad(), torch.autocast(device.type, enabled=False):
+                n = torch.where(wide, in_holes, usual).to(zero)
+                v = x.float().clamp(-1, 1) + n * draws.noise(names, zero.shape, "generator")
+            with torch.set_grad_enabled(stage == last):
+                x, known = self.network(
+                    batch.measured, v / (1 + n**2).sqrt(), n.atan(), known, forward, conditions, mode=1
+                )
+        (first, second), truth = x.split(half), batch.truth[:half]
+        with torch.autocast(device.type, enabled=False):
+            terms = {"pixels": energy_score(*(pyramid(picture.float()) for picture in (first, second, truth)))}
+        if self.settings.w_features:
+            shifted = rolled(step, self.settings.lpips_shift, first, second, truth)
+            features = [self.lpips.deep_features(picture) for picture in shifted]
+            with torch.autocast(device.type, enabled=False):
+                terms["features"] = energy_score(*(_weighted(self.lpips, each) for each in features))
+        return terms
+
+    def angle(self, share: float) -> float:
+        """θ of a picture, for a number that is uniform in [0, 1)."""
+        mean, high = self.settings.mean_share, self.settings.high_share * (1 - self.settings.mean_share)
+        if share < mean:
+            return math.pi / 2
+        if share < mean + high:
+            return math.atan(HIGH[0] * (HIGH[1] / HIGH[0]) ** ((share - mean) / high))
+        quantile = (share - mean - high) / max(1 - mean - high, 1e-9)
+        normal = NormalDist().inv_cdf(min(max(quantile, 1e-4), 1 - 1e-4))
+        return math.atan(self.settings.median * math.exp(self.settings.width * normal))
+
+    # -- validation ------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def validate(self, crops: Tensor, names: list[str]) -> dict[str, list[float]]:
+        """PSNR and LPIPS of the posterior mean for the validation tasks; of a generator also the spread of its samples
+        against their error, which is to be 1."""
+        figures: dict[str, list[float]] = {}
+        for task, sigma_y in self.mixes.validation_tasks():
+            name = f"{task}@{sigma_y:g}"
+            run, _ = self._example(task, sigma_y, crops, names)
+            figures |= figures_of(name, Posterior(realism=0.0).solve(run).float(), crops, self.lpips)
+            if self.network.generator is not None:
+                samples = torch.stack([to_unit(Posterior(realism=1.0).solve(run).float()) for _ in range(2)])
+                judged = judge_samples(samples, to_unit(crops))
+                pairs = zip(judged["spread"], judged["rmse"], strict=True)
+                figures[f"{name}/ratio"] = [2**0.5 * spread / max(rmse, 1e-9) for spread, rmse in pairs]
+                figures[f"{name}/crps"] = judged["crps"]
+        return figures
+
+    def _example(self, task: str, sigma_y: float, crops: Tensor, names: list[str]) -> tuple[Run, Tensor]:
+        return example_run(task, sigma_y, crops, names, None, posterior=self.network)
+
+    @torch.no_grad()
+    def pictures(self, crops: Tensor, names: list[str]) -> list[Tensor]:
+        """Truth, y at image size, the posterior mean and a sample; the tasks take turns."""
+        tasks, rows = self.mixes.validation_tasks(), []
+        for i, name in enumerate(names):
+            truth = crops[i : i + 1]
+            run, y = self._example(*tasks[i % len(tasks)], truth, [name])
+            made = [Posterior(realism=realism).solve(run).float().clamp(-1, 1) for realism in (0.0, 1.0)]
+            rows.append(torch.cat([truth, y.expand_as(truth), *made]))
+        return rows
+
+
+def energy_score(first: list[Tensor], second: list[Tensor], truth: list[Tensor]) -> Tensor:
+    """The energy score of two samples, for lists of features (B, C, h, w): the mean over lists and places."""
+
+    def distance(a: Tensor, b: Tensor) -> Tensor:
+        return ((a - b).square().sum(1) + SMALLEST_DISTANCE**2).sqrt().mean()
+
+    scores = [
+        0.5 * (distance(x, x0) + distance(other, x0) - distance(x, other))
+        for x, other, x0 in zip(first, second, truth, strict=True)
+    ]
+    return torch.stack(scores).mean()
+
+
+def pyramid(x: Tensor) -> list[Tensor]:
+    """The pictures at several scales, at most down to one pixel."""
+    return [avg_pool2d(x, scale) if scale > 1 else x for scale in SCALES if scale <= min(x.shape[-2:])]
+
+
+def _weighted(lpips: LPIPS, features: list[Tensor]) -> list[Tensor]:
+    """Features whose squared distance at a place is that of LPIPS."""
+    return [
+        unit_length(feature.float()) * head.clamp(min=0).sqrt().view(1, -1, 1, 1)
+        for feature, head in zip(features, lpips.heads, strict=True)
+    ]

@@ -1,0 +1,128 @@
+"""The generator of a posterior network: its scoring rule, its training, and the network that it grows from."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from training_parts import TINY
+
+from ddc.cli import main
+from ddc.datasets import find_sources, load_pictures
+from ddc.errors import UserError
+from ddc.images import Picture, to_internal
+from ddc.networks import build_network
+from ddc.noise import Noise
+from ddc.perceptual import LPIPS
+from ddc.priors import DataConsistency
+from ddc.problems import make_problem
+from ddc.solvers.base import Run
+from ddc.solvers.posterior import INPUTS, Posterior, PosteriorDenoiser
+from ddc.training.data import Draws
+from ddc.training.posterior import PosteriorObjective, energy_score, pyramid
+from ddc.training.settings import PosteriorSettings
+from tiny import tiny_unet
+
+CONFIG = {"_class_name": "CompactUNet", "out_channels": 3, "conditions": 9} | TINY
+
+
+def score_of(samples: Tensor, truth: Tensor) -> float:
+    return float(energy_score([samples[0]], [samples[1]], [truth]))
+
+
+def test_the_energy_score_prefers_the_true_distribution() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(width: float, correlation: float = 0.0) -> Tensor:
+        z = torch.randn(2, 1, 3, 200, 200, generator=generator)
+        shared = torch.randn(2, 1, 1, 200, 200, generator=generator)
+        return width * (math.sqrt(1 - correlation) * z + math.sqrt(correlation) * shared)
+
+    truth = drawn(1.0, 0.8)[0]
+    best = score_of(drawn(1.0, 0.8), truth)
+    for other in (drawn(0.0), drawn(0.5, 0.8), drawn(2.0, 0.8), drawn(1.0, 0.0), drawn(1.0, 0.8) + 0.5):
+        assert score_of(other, truth) > best + 0.005
+
+
+def test_the_pyramid_ends_at_one_pixel() -> None:
+    assert [level.shape[-1] for level in pyramid(torch.zeros(1, 3, 32, 32))] == [32, 16, 8, 4, 2]
+    assert [level.shape[-1] for level in pyramid(torch.zeros(1, 3, 4, 4))] == [4, 2, 1]
+
+
+@pytest.mark.parametrize("task", ["sr4", "inpaint92", "jpeg10", "denoise"])
+def test_a_grown_network_begins_as_one_pass(task: str) -> None:
+    network = DataConsistency(tiny_unet(11, seed=5), INPUTS, "blend")
+    grown = PosteriorDenoiser.grown(network, CONFIG | {"middle_blocks": 1, "attention_levels": [0]})
+    truth = to_internal(torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
+    problem = make_problem(task, 0.05, size=(32, 32))
+    y = problem.measure(truth, torch.randn(problem.operator(truth).shape, generator=torch.Generator().manual_seed(1)))
+    measured, theta = (problem.operator, y, problem.sigma), torch.full((1, 1, 1, 1), math.pi / 2)
+    guess = problem.operator.guess(y, problem.sigma, (32, 32))
+    with torch.no_grad():
+        before, _ = network.consistent(measured, guess, 1000)
+        after, _ = grown(measured, torch.zeros_like(truth), theta)
+    # the old one corrects the guess, the new one its projection
+    start = guess if task == "jpeg10" else problem.operator.project(guess, y, problem.sigma)
+    assert torch.allclose(after - start, before - guess, atol=1e-4)
+    assert (before - guess).abs().mean() > 0.01
+
+
+def test_only_a_network_that_fits_is_grown() -> None:
+    with pytest.raises(UserError, match="the residual blend"):
+        PosteriorDenoiser.grown(DataConsistency(tiny_unet(11, seed=5), INPUTS, "x0"), CONFIG)
+    with pytest.raises(UserError, match="give it the channels"):
+        wider = CONFIG | {"channels": [16, 32]}
+        PosteriorDenoiser.grown(DataConsistency(tiny_unet(11, seed=5), INPUTS, "blend"), wider)
+
+
+def test_the_score_falls_and_samples_stay_different(tmp_path: Path) -> None:
+    for i in range(8):
+        Picture(np.full((24, 24, 3), 20 + 30 * i, np.uint8)).write(tmp_path / f"{i}.png")
+    pool = load_pictures(find_sources([tmp_path]), 16, torch.device("cpu"), "off", 1, 0.3)
+    torch.manual_seed(0)
+    network = PosteriorDenoiser(build_network(CONFIG | {"in_channels": 11}))
+    options = {"tasks": "denoise", "sigma_max": 0.15, "crop": 16, "w_features": 0.0}
+    levels = {"generator_share": 1.0, "generator": (1.0,), "generator_wide": (2.0,)}
+    settings = PosteriorSettings(data=(tmp_path,), out=tmp_path / "run", **options, **levels)  # type: ignore[arg-type]
+    objective = PosteriorObjective(settings, network, LPIPS("alex"))
+    optimiser = torch.optim.AdamW(network.parameters(), 0.005)
+    scores = []
+    for _ in range(70):  # the same pictures again and again
+        terms = objective.losses(network.unet, Draws(pool, 16, seed=0), 8, 0)
+        optimiser.zero_grad()
+        terms["loss"].backward()
+        optimiser.step()
+        scores.append(float(terms["pixels"]))
+    assert min(scores[-10:]) < 0.85 * scores[0] and "mse" not in terms
+
+    truth = torch.stack([torch.full((3, 16, 16), value) for value in (-0.6, 0.7)])
+    problem = make_problem("denoise", 0.1)
+    y = problem.measure(truth, Noise([0, 1]).normal(truth.shape))
+    runs = (Run(y, problem, None, Noise([seed, seed + 1]), posterior=network) for seed in (100, 200))
+    first, second = (Posterior(realism=1.0).solve(run) for run in runs)
+    assert (first - second).square().mean().sqrt() > 0.01  # the squared error alone would make them one picture
+
+
+def test_levels_must_fit(tmp_path: Path) -> None:
+    Picture(np.zeros((16, 16, 3), np.uint8)).write(tmp_path / "photos" / "0.png")
+    words = (
+        f"train posterior --data {tmp_path / 'photos'} --out {tmp_path / 'run'} --generator-share 0.5 --generator 1 0.5"
+    )
+    assert main([*words.split(), "--generator-wide", "2"]) == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_features_are_scored_and_every_evaluation_is_trained(tmp_path: Path) -> None:
+    Picture(np.random.default_rng(0).integers(0, 256, (48, 48, 3), np.uint8)).write(tmp_path / "photos" / "0.png")
+    (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
+    words = f"train posterior --data {tmp_path / 'photos'} --out {tmp_path / 'run'} --network {tmp_path / 'tiny.json'}"
+    words += " --crop 40 --batch-size 2 --precision fp32 --tasks box20,sr2:photo=1 --log-every 1 --pictures-every 0 --steps 2"
+    words += f" --generator-share 1 --validation {tmp_path / 'photos'}"
+    assert main(words.split()) == 0
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    scores = [entry["features"] for entry in log if "features" in entry]
+    assert len(scores) == 2 and all(0 < score < 2 for score in scores) and "mse" not in log[0]
+    assert 0 <= log[-1]["validation/box20@0.05/ratio"] < 10 and log[-1]["validation/sr2@0.05/crps"] > 0
