@@ -126,3 +126,19 @@ def test_features_are_scored_and_every_evaluation_is_trained(tmp_path: Path) -> 
     scores = [entry["features"] for entry in log if "features" in entry]
     assert len(scores) == 2 and all(0 < score < 2 for score in scores) and "mse" not in log[0]
     assert 0 <= log[-1]["validation/box20@0.05/ratio"] < 10 and log[-1]["validation/sr2@0.05/crps"] > 0
+
+
+def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path: Path) -> None:
+    for i in range(5):
+        pixels = np.random.default_rng(i).integers(0, 256, (24, 24, 3), np.uint8)
+        Picture(pixels).write(tmp_path / "photos" / f"{i}.png")
+    (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
+    words = f"train posterior --data {tmp_path / 'photos'} --network {tmp_path / 'tiny.json'} --crop 16 --batch-size 3"
+    words += " --precision fp32 --tasks denoise:photo=0.5:blind=0.5,sr2 --pictures-every 0 --schedule constant"
+    words += " --generator-share 0.34 --w-features 0 --learning-rate 0.01 --warmup 1"
+    for run, steps in (("whole", 4), ("parts", 2), ("parts", 4)):
+        assert main([*words.split(), "--out", str(tmp_path / run), "--steps", str(steps)]) == 0
+    whole, parts = (PosteriorDenoiser.from_pretrained(tmp_path / run / "posterior") for run in ("whole", "parts"))
+    states = zip(whole.state_dict().items(), parts.state_dict().values(), strict=True)
+    assert all(torch.equal(ours, theirs) for (_, ours), theirs in states)
+    assert float(whole.unet.exit.weight.abs().max()) > 0  # it begins at zero

@@ -84,14 +84,15 @@ class Draws:
 
     def advance(self, count: int) -> list[int]:
         """The numbers of the next `count` draws; a stream starts to decode them and those that follow."""
-        numbers = self._numbers(count)
+        numbers = self.coming(count)
         self.position += count
         if isinstance(self.pool, Stream):
-            coming = [*numbers, *self._numbers(2 * count)]
+            coming = [*numbers, *self.coming(2 * count)]
             self.pool.expect(coming, [self._place(n) for n in coming], self.crop)
         return numbers
 
-    def _numbers(self, count: int) -> list[int]:
+    def coming(self, count: int) -> list[int]:
+        """The numbers that `advance` will return next."""
         return [(self.position + i) * self.world + self.rank for i in range(count)]
 
     def crops(self, numbers: Sequence[int]) -> Tensor:

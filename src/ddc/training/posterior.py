@@ -10,6 +10,7 @@ taken at each place, of the pixels at several scales and of AlexNet's features, 
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from ddc.datasets import Stream
 from ddc.errors import UserError
 from ddc.images import to_unit
 from ddc.networks import read_config
@@ -79,6 +81,8 @@ class PosteriorObjective(Objective):
         self.module, self.model = self.network.unet, self.network
         self.folder = PARTS["posterior"]  # where the solver looks for it
         self.mixes = Mixes.of(s)
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="measure")
+        self._ahead: tuple[list[int], Future[Batch]] | None = None  # the next numbers, and their pictures
         if s.generator_share:
             if len(s.generator) != len(s.generator_wide) or not self.network.conditional:
                 raise UserError(
@@ -97,13 +101,16 @@ class PosteriorObjective(Objective):
             network = PosteriorDenoiser.grown(DataConsistency.from_pretrained(settings.init), config)
         return cls(settings, network, LPIPS("alex"))
 
+    def prepare(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._helper = ThreadPoolExecutor(1, "measure", torch.cuda.set_device, (index,))
+
     # -- the loss --------------------------------------------------------------------------------------------
 
     def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
         drawn = round(self.settings.generator_share * batch)
-        with torch.no_grad(), torch.autocast(draws.device.type, enabled=False):
-            numbers = draws.advance(batch)
-            whole = Batch(numbers, *measure_draws(draws, numbers, self.mixes.draw))
+        whole = self._batch(draws, batch)
         terms = {}
         loss = torch.zeros((), device=draws.device)
         if drawn < batch:
@@ -114,6 +121,21 @@ class PosteriorObjective(Objective):
             loss = loss + self.settings.w_pixels * terms["pixels"]
             loss = loss + self.settings.w_features * terms.get("features", 0.0)
         return {"loss": loss} | {name: term.detach() for name, term in terms.items()}
+
+    def _batch(self, draws: Draws, count: int) -> Batch:
+        """The next pictures. They do not depend on the network, so that a thread prepares those of the next step."""
+        ahead, self._ahead = self._ahead, None
+        numbers = draws.advance(count)
+        batch = ahead[1].result() if ahead and ahead[0] == numbers else self._measured(draws, numbers)
+        if not isinstance(draws.pool, Stream):  # which decodes ahead by itself
+            coming = draws.coming(count)
+            self._ahead = coming, self._helper.submit(self._measured, draws, coming)
+        return batch
+
+    @torch.no_grad()
+    def _measured(self, draws: Draws, numbers: list[int]) -> Batch:
+        with torch.autocast(draws.device.type, enabled=False):
+            return Batch(numbers, *measure_draws(draws, numbers, self.mixes.draw))
 
     def _denoise(self, forward: Forward, draws: Draws, batch: Batch) -> tuple[Tensor, Tensor]:
         """The squared error at many noise levels, weighted, and as it is."""
