@@ -11,7 +11,7 @@ python scripts/fleet.py memory                  a picture that kills its workers
 import collections
 import json
 import os
-import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,29 +86,35 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
         time.sleep(0.1)
 
 
-def rate_of(err: str) -> float:
-    """Pictures a second once the workers run, as the progress line says."""
-    return float(re.findall(r"([\d.]+) a second", err)[-1])
-
-
 def throughput(home: Path, count: int = 200) -> None:
-    make_model(home / "model", width=32, blocks=2)
-    make_pictures(home / "in", count, 24)
-    words = (home / "in", "--model", home / "model", "--task", "sr2", "--device", "cpu")
-    rates: dict[str, list[float]] = {"one": [], "ray": []}
-    for _ in range(3):
-        for name, more in (("one", ()), ("ray", ("--ray",))):
-            process = start(*words, "-o", home / name, *more)
-            assert process.stdout is not None
-            seen = [time.monotonic() for _ in process.stdout] if name == "one" else []
-            _, err = finish(process)
-            rates[name].append((len(seen) - 1) / (seen[-1] - seen[0]) if seen else rate_of(err))
-    assert contents(home / "one") == contents(home / "ray")
+    """The shipped model with the solver one-pass on pictures of 64×64 pixels, enlarged to 128×128."""
+    make_pictures(home / "in", count, 64)
+    words = (home / "in", "--task", "sr2", "--solver", "one-pass", "--device", "cpu")
+    cores = os.cpu_count() or 1
+    parts = [("--shard", f"{part}/{cores}") for part in range(1, cores + 1)]
+    ways = {"one process": [()], "a process for each core": parts, "--ray": [("--ray",)]}
+    threads = {"one process": cores, "a process for each core": 1, "--ray": 1}
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(2):
+        for name, commands in ways.items():
+            out, environment = home / name, os.environ | {"OMP_NUM_THREADS": str(threads[name])}
+            shutil.rmtree(out, ignore_errors=True)
+            began = time.time()
+            processes = [start(*words, "-o", out, *more, env=environment) for more in commands]
+            for process in processes:
+                finish(process)
+            written = [file.stat().st_mtime for file in out.rglob("*.png")]
+            rates[name].append((count - 1) / (max(written) - min(written)))
+            each = f"{threads[name]} thread{'s' if threads[name] > 1 else ''} each"
+            print(
+                f"{name} ({each}): {rates[name][-1]:.1f} pictures a second, {time.time() - began:.1f} s in all",
+                flush=True,
+            )
+    assert contents(home / "one process") == contents(home / "a process for each core") == contents(home / "--ray")
     best = {name: max(values) for name, values in rates.items()}
-    shown = {name: [round(rate, 1) for rate in values] for name, values in rates.items()}
-    print(
-        f"{count} pictures, {os.cpu_count()} cores: pictures a second {shown}, {best['ray'] / best['one']:.2f}; same bytes"
-    )
+    for name in ("one process", "a process for each core"):
+        print(f"--ray against {name}: {best['--ray'] / best[name]:.2f}")
+    print(f"{count} pictures, {cores} cores: the same bytes in all three")
 
 
 def node(home: Path, count: int = 200) -> None:

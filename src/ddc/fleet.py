@@ -25,6 +25,7 @@ from ddc.cli.files import FORMATS, Item, RayOptions, Report
 from ddc.cli.restore import Restore
 from ddc.cluster import cluster, pool, silence, told
 from ddc.errors import UserError
+from ddc.hub import fetch_model
 from ddc.images import appearing
 from ddc.notation import duration
 from ddc.storage import Remote, located
@@ -107,6 +108,8 @@ class Worker:
 
     def __call__(self, table: Any) -> dict[str, list[Any]]:
         rows = table.to_pylist()
+        if "path" not in table.column_names:
+            raise UserError("the dataset has no column path; read pictures with read_binary_files(…, include_paths=True)")
         try:
             if self.pipe is None:
                 from ddc.pipeline import RestorationPipeline
@@ -211,9 +214,12 @@ def restore(dataset: Any, task: str = "auto", **options: Any) -> Any:
 
 
 def absolute(command: Restore) -> Restore:
-    """A command whose files are found from every folder."""
+    """A command whose files are found from every folder, and whose model on the Hub stays the same when that changes."""
     names = ("model", "network", "mask", "kernel", "out")
     changes = {name: path.absolute() for name in names if (path := getattr(command, name)) is not None}
+    if command.model is not None and not command.model.exists():
+        name = command.model.as_posix().partition("@")[0]
+        changes["model"] = Path(f"{name}@{fetch_model(command.model).name}")
     file, colon, name = (command.operator or "").rpartition(":")
     return dataclasses.replace(
         command, **changes, operator=f"{Path(file).absolute()}:{name}" if colon else command.operator

@@ -1,5 +1,6 @@
 """Folders and files behind fsspec URLs (s3://, gs://, hf://, https://, …), with the methods of local paths."""
 
+import dataclasses
 import re
 import stat
 import threading
@@ -32,6 +33,29 @@ def located(path: str | Path) -> Path:
     if found is None:
         return Path(path) if isinstance(path, str) else path
     return Path("/" + found[2]) if found[1] == "file" else Remote(f"{found[1]}:", found[2])
+
+
+def locate(options: Any, *names: str) -> None:
+    """Make `Remote` of the URLs among these options of a command, each a path, several or None."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None:
+            found = tuple(map(located, value)) if isinstance(value, tuple) else located(value)
+            object.__setattr__(options, name, found)
+
+
+def refuse_urls(options: Any) -> None:
+    """Refuse a URL in an option that takes local paths alone: one that `locate` has left."""
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if dataclasses.is_dataclass(value):
+            refuse_urls(value)
+        for path in value if isinstance(value, tuple) else (value,):
+            if isinstance(path, Path) and not isinstance(path, Remote) and isinstance(located(path), Remote):
+                raise UserError(
+                    f"{located(path)} is a URL, but {field.name.replace('_', '-')} takes local paths only; give a path on this "
+                    "computer"
+                )
 
 
 class Remote(_Local):
@@ -153,12 +177,13 @@ class Remote(_Local):
         """Refuse a folder that cannot be written, before there is something to write."""
         if self.parts[0] in ("http:", "https:"):
             raise UserError(f"{self} can be read, not written; give a folder or a bucket with -o")
-        probe = self / f".ddc-{uuid.uuid4().hex}.part"
         try:
-            probe.create(b"ddc")
+            with self._opened("written") as (fs, path):
+                probe = f"{path.rstrip('/')}/.ddc-{uuid.uuid4().hex}.part"
+                fs.pipe_file(probe, b"ddc", mode="create")
+                fs.rm_file(probe)
         except FileNotFoundError:
             raise UserError(f"{self} cannot be written: there is no such bucket; make it first") from None
-        probe.unlink(missing_ok=True)
 
 
 @contextmanager

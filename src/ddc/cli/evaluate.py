@@ -11,7 +11,7 @@ import tyro
 
 from ddc.cli.files import RayOptions
 from ddc.errors import UserError
-from ddc.storage import located, mirrored
+from ddc.storage import locate, mirrored
 
 if TYPE_CHECKING:
     from ddc.evaluation.benchmark import EvaluationOptions
@@ -131,10 +131,11 @@ class Evaluate(RayOptions, MeasuringOptions):
     samples: int = 1
     """Restorations of each measurement, for the spread between them."""
 
+    def __post_init__(self) -> None:
+        locate(self, "images", "out")
+
     def run(self) -> int:
-        if ":/" not in str(self.out):
-            return self._measure(self.out)
-        with mirrored(located(self.out), "*.json*") as out:
+        with mirrored(self.out, "*.json*") as out:
             return self._measure(out)
 
     def _measure(self, out: Path) -> int:
@@ -143,7 +144,7 @@ class Evaluate(RayOptions, MeasuringOptions):
 
         models = Models(parse_models(self.model), out=out)
         cases = parse_cases(models, self.task, self.sigma, self.solver, self.steps, self.max_nfe)
-        images = load_images(located(self.images) if ":/" in str(self.images) else self.images, self.size, self.limit)
+        images = load_images(self.images, self.size, self.limit)
         protocol = {"images": self.images.name, "count": len(images), "max_nfe": self.max_nfe}
         if self.ray is not None:
             from ddc.fleet import evaluate_with
@@ -161,7 +162,7 @@ class Evaluate(RayOptions, MeasuringOptions):
             from ddc.evaluation.report import ReportPage, write_report
 
             page = write_report(out, ReportPage(f"Evaluation on {self.images.name}", result.notes))
-            print(located(self.out) / page.relative_to(out))
+            print(self.out / page.relative_to(out))
         else:
             print(f"{result.rows} rows are in {self.out}")
         return 0

@@ -18,7 +18,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from ddc.errors import UserError
 from ddc.formats import FORMATS, READABLE
-from ddc.storage import Remote, located
+from ddc.storage import Remote, locate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,9 +102,7 @@ class FileOptions:
     doubt = False  # whether a picture of the doubt is written: another
 
     def __post_init__(self) -> None:
-        if any(":/" in str(path) for path in (*self.inputs, self.out)):
-            object.__setattr__(self, "inputs", tuple(map(located, self.inputs)))
-            object.__setattr__(self, "out", located(self.out))
+        locate(self, "inputs", "out")
 
     def plan(self, default_ext: str | None = None) -> "Report":
         """The pictures of this run. Whatever would overwrite an input is refused before anything runs."""

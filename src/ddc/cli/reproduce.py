@@ -7,6 +7,7 @@ from typing import Literal
 from tyro.conf import Positional
 
 from ddc.cli.evaluate import MeasuringOptions
+from ddc.storage import locate
 
 Tables = Literal["table1", "table2", "table3", "table4", "table5", "table6"]
 Name = Literal[Tables, "figure2", "figure5", "figure7", "figure8", "unseen"]
@@ -23,7 +24,7 @@ class Reproduce(MeasuringOptions):
     name: Positional[Name]
     """The table or figure."""
     images: Path | None = None
-    """A folder or a .tar archive of clean pictures. Default: four photographs from scikit-image."""
+    """A folder or a .tar archive of clean pictures, or the URL of one. Default: four photographs from scikit-image."""
     out: Path | None = None
     """The folder of the run. Default: runs/NAME, or runs/NAME-quick."""
     model: Path | None = None
@@ -34,6 +35,9 @@ class Reproduce(MeasuringOptions):
     """A quick form for a CPU: two small pictures, short runs, a few minutes."""
     size: int | None = None
     """Height and width of the centre that is measured. Default: 256, or 128 in the quick form."""
+
+    def __post_init__(self) -> None:
+        locate(self, "images")
 
     def run(self) -> int:
         out = self.out or Path("runs") / (self.name + ("-quick" if self.quick else ""))
