@@ -1,7 +1,7 @@
 """What `ddc restore --ray` costs, and what it survives, on this computer. Needs the extras ray and s3, and moto[s3], flask and
 flask-cors for the bucket.
 
-python scripts/fleet.py throughput [PICTURES]   one worker for each core, against `ddc restore`: the same bytes
+python scripts/fleet.py throughput [PICTURES]   one worker for each core, against `ddc restore`, and against `--shard`
 python scripts/fleet.py node                    two nodes as processes, one killed midway
 python scripts/fleet.py bucket                  from bucket to bucket; killed midway and started again
 python scripts/fleet.py many [PICTURES]         10,000 pictures of 8×8 pixels: time and memory of the engine
@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from skimage import data
 
@@ -87,8 +88,8 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
 
 
 def throughput(home: Path, count: int = 200) -> None:
-    """The shipped model with the solver one-pass on pictures of 64×64 pixels, enlarged to 128×128."""
-    make_pictures(home / "in", count, 64)
+    """The shipped model with the solver one-pass on pictures of 32×32 pixels, enlarged to 64×64."""
+    make_pictures(home / "in", count, 32)
     words = (home / "in", "--task", "sr2", "--solver", "one-pass", "--device", "cpu")
     cores = os.cpu_count() or 1
     parts = [("--shard", f"{part}/{cores}") for part in range(1, cores + 1)]
@@ -110,11 +111,21 @@ def throughput(home: Path, count: int = 200) -> None:
                 f"{name} ({each}): {rates[name][-1]:.1f} pictures a second, {time.time() - began:.1f} s in all",
                 flush=True,
             )
-    assert contents(home / "one process") == contents(home / "a process for each core") == contents(home / "--ray")
     best = {name: max(values) for name, values in rates.items()}
     for name in ("one process", "a process for each core"):
         print(f"--ray against {name}: {best['--ray'] / best[name]:.2f}")
-    print(f"{count} pictures, {cores} cores: the same bytes in all three")
+    assert contents(home / "a process for each core") == contents(home / "--ray")
+    several, single = (
+        [read(home / name / file) for file in sorted(contents(home / name))] for name in ("one process", "--ray")
+    )
+    apart = [np.abs(a - b) for a, b in zip(several, single, strict=True)]
+    share = sum(int((one > 0).sum()) for one in apart) / sum(one.size for one in apart)
+    print(f"{count} pictures, {cores} cores: the same bytes with one thread for each worker; another number of threads")
+    print(f"changes {100 * share:.4f} % of the values, by up to {max(int(one.max()) for one in apart)} of 255")
+
+
+def read(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return Picture.read(path).pixels.astype(np.int64)
 
 
 def node(home: Path, count: int = 200) -> None:
@@ -191,6 +202,7 @@ def memory_of(process: int) -> dict[str, int]:
 
 
 def many(home: Path, count: int = 10_000) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"  # as a worker has
     make_model(home / "model", width=8, blocks=0)
     make_pictures(home / "in", count, 8)
     words = (home / "in", "--model", home / "model", "--task", "denoise", "--sigma", "0.1", "--steps", "1")

@@ -1,10 +1,13 @@
 """Pictures behind URLs: fsspec's memory, and buckets of an S3 server in this process."""
 
+import http.server
 import json
 import logging
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -175,6 +178,35 @@ def test_from_bucket_to_bucket_and_again(
     assert restore(bucket / "in", "-o", bucket / "out", "--skip-existing") == 0
     assert capsys.readouterr().out == "s3://pictures/out/2.png\n"
     assert len((bucket / "out").files()) == 4  # and the list of failures is gone
+
+
+def test_pictures_on_a_web_server(
+    restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Picture(PHOTO).write(tmp_path / "in" / "a.png")
+    Picture(PHOTO).write(tmp_path / "in" / "below" / "b.png")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given, directory=str(tmp_path))
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert restore(f"{url}/in", "-o", tmp_path / "out") == 0
+        assert sorted(source.name for source in find_sources([Path(f"{url}/in")])) == ["a.png", "below/b.png"]
+        assert located(f"{url}/in").exists() and located(f"{url}/in/a.png").exists()
+        assert restore(f"{url}/none", "-o", tmp_path / "no") == 2
+        assert f"{url}/none does not exist" in capsys.readouterr().err
+        server.shutdown()
+    assert restore(tmp_path / "in", "-o", tmp_path / "local") == 0
+    for name in ("a.png", "below/b.png"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
+    assert restore(f"{url}/in", "-o", tmp_path / "no") == 2
+    assert f"{url}/in cannot be listed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

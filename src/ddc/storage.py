@@ -112,8 +112,9 @@ class Remote(_Local):
         with self._opened("read") as (fs, path):
             fs.invalidate_cache()
             info = fs.info(path)
-            folder = info["type"] == "directory"
-            changed = 0.0 if folder else fs.modified(path).timestamp()
+            folder, changed = info["type"] == "directory", 0.0
+            with suppress(NotImplementedError):  # as over HTTP
+                changed = 0.0 if folder else fs.modified(path).timestamp()
         mode = stat.S_IFDIR if folder else stat.S_IFREG
         return SimpleNamespace(st_mode=mode, st_size=info.get("size") or 0, st_mtime=changed)
 
@@ -123,6 +124,8 @@ class Remote(_Local):
             fs.invalidate_cache()
             try:
                 found = fs.find(path, detail=True)
+                if not found and self.parts[0] in ("http:", "https:"):
+                    fs.cat_file(path)  # raises what `find` hides
             except FileNotFoundError:
                 raise UserError(f"{self} does not exist; check the bucket and the name") from None
         changed: dict[str, float] = {}
