@@ -178,6 +178,8 @@ def test_workers_are_asked_for_by_cores_and_gpus(ray: Any) -> None:
     ):
         with pytest.raises(UserError, match=text):
             pool(wrong, ray, "cpu")
+    with pytest.raises(UserError, match="use --device cuda"):
+        pool(RayOptions(), ray, "cuda:1")
 
 
 def test_a_model_that_is_missing_is_told_once(ray: Any, folder: Path) -> None:

@@ -73,6 +73,8 @@ def pool(options: RayOptions, ray: Any, device: str, tasks: int | None = None) -
     for name, value in (("workers", options.workers), ("cores", options.cores)):
         if value is not None and value < 1:
             raise UserError(f"--{name} is {value}; expected 1 or more")
+    if device.startswith("cuda:"):
+        raise UserError(f"--device {device} names one GPU, but each worker of Ray gets its own; use --device cuda")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     most = int(max((node.get("CPU", 0) for node in nodes), default=0))
     if most < options.cores:

@@ -57,7 +57,7 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
     """All pictures in folders (recursively), tar archives, dataset files and single files, sorted by name."""
     sources: list[Source] = []
     for path in paths:
-        path = located(path)
+        path = located(path) if ":/" in str(path) else path
         if path.is_dir():
             for inside in sorted(path.rglob("*"), key=lambda inside: (inside.suffix == ".tar", inside)):
                 sources += _sources_in(inside, str(inside.relative_to(path)))

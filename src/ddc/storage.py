@@ -35,27 +35,22 @@ def located(path: str | Path) -> Path:
     return Path("/" + found[2]) if found[1] == "file" else Remote(f"{found[1]}:", found[2])
 
 
-def locate(options: Any, *names: str) -> None:
-    """Make `Remote` of the URLs among these options of a command, each a path, several or None."""
-    for name in names:
+def use_urls(options: Any) -> None:
+    """Make `Remote` of the URLs among the options of a command. Those that its `urls` do not name take local paths only."""
+    for name in (field.name for field in dataclasses.fields(options)):
         value = getattr(options, name)
-        if value is not None:
-            found = tuple(map(located, value)) if isinstance(value, tuple) else located(value)
-            object.__setattr__(options, name, found)
-
-
-def refuse_urls(options: Any) -> None:
-    """Refuse a URL in an option that takes local paths alone: one that `locate` has left."""
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
         if dataclasses.is_dataclass(value):
-            refuse_urls(value)
-        for path in value if isinstance(value, tuple) else (value,):
-            if isinstance(path, Path) and not isinstance(path, Remote) and isinstance(located(path), Remote):
-                raise UserError(
-                    f"{located(path)} is a URL, but {field.name.replace('_', '-')} takes local paths only; give a path on this "
-                    "computer"
-                )
+            use_urls(value)
+        paths = [path for path in (value if isinstance(value, tuple) else [value]) if isinstance(path, Path)]
+        if not paths:
+            continue
+        found = tuple(map(located, paths))
+        if name in getattr(options, "urls", ()):
+            object.__setattr__(options, name, found if isinstance(value, tuple) else found[0])
+        elif url := next((path for path in found if isinstance(path, Remote)), None):
+            raise UserError(
+                f"{url} is a URL, but {name.replace('_', '-')} takes local paths only; give a path on this computer"
+            )
 
 
 class Remote(_Local):

@@ -71,14 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         import tyro
 
-        from ddc.storage import refuse_urls
-
         command_class = getattr(importlib.import_module(module_name), class_name)
         try:
             settings = tyro.cli(command_class, args=rest, prog=f"ddc {command}")
         except SystemExit as stop:  # --help, or a line that cannot be parsed
             return stop.code if isinstance(stop.code, int) else 2
-        refuse_urls(settings)
+        if any(":/" in word for word in rest):
+            from ddc.storage import use_urls
+
+            use_urls(settings)
         return int(settings.run())
     except UserError as error:
         print(f"ddc: {error}", file=sys.stderr)

@@ -5,13 +5,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
 from ddc.cli.files import RayOptions
 from ddc.errors import UserError
-from ddc.storage import locate, mirrored
+from ddc.storage import mirrored
 
 if TYPE_CHECKING:
     from ddc.evaluation.benchmark import EvaluationOptions
@@ -112,6 +112,8 @@ class Evaluate(RayOptions, MeasuringOptions):
     Rows that are already in the --out folder are not measured again. For several devices, use --ray or accelerate launch.
     """
 
+    urls: ClassVar = ("images", "out")  # options that may be URLs
+
     images: Path
     """A folder or a .tar archive of clean pictures, or the URL of one; their centres are measured."""
     out: Path
@@ -130,9 +132,6 @@ class Evaluate(RayOptions, MeasuringOptions):
     """Height and width of the centre that is measured."""
     samples: int = 1
     """Restorations of each measurement, for the spread between them."""
-
-    def __post_init__(self) -> None:
-        locate(self, "images", "out")
 
     def run(self) -> int:
         with mirrored(self.out, "*.json*") as out:

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from tyro.conf import Positional
 
 from ddc.cli.evaluate import MeasuringOptions
-from ddc.storage import locate
 
 Tables = Literal["table1", "table2", "table3", "table4", "table5", "table6"]
 Name = Literal[Tables, "figure2", "figure5", "figure7", "figure8", "unseen"]
@@ -20,6 +19,8 @@ class Reproduce(MeasuringOptions):
 
     Rows that are already in the --out folder are not measured again. For several devices, use accelerate launch.
     """
+
+    urls: ClassVar = ("images",)  # options that may be URLs
 
     name: Positional[Name]
     """The table or figure."""
@@ -35,9 +36,6 @@ class Reproduce(MeasuringOptions):
     """A quick form for a CPU: two small pictures, short runs, a few minutes."""
     size: int | None = None
     """Height and width of the centre that is measured. Default: 256, or 128 in the quick form."""
-
-    def __post_init__(self) -> None:
-        locate(self, "images")
 
     def run(self) -> int:
         out = self.out or Path("runs") / (self.name + ("-quick" if self.quick else ""))

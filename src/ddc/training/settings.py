@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from ddc.storage import locate
-
 _COUNT, _SHARE = (1, math.inf, "1 or more"), (0, 1, "a number from 0 to 1")
 _ABOVE_0, _FROM_0 = (1e-300, math.inf, "a number above 0"), (0, math.inf, "a number from 0 on")
 # the lowest and highest value of options, and the range in words
@@ -29,6 +27,7 @@ class LoopSettings:
     """The settings that all kinds of training share."""
 
     objective: ClassVar[str]  # module:class of what is minimised
+    urls: ClassVar = ("data", "validation")  # options that may be URLs
 
     data: tuple[Path, ...]
     """Folders, tar archives, Parquet or Arrow files of a Hugging Face dataset, or pictures to train on; or their URLs."""
@@ -108,9 +107,6 @@ class LoopSettings:
     """Optimiser steps between grids of example pictures; 0 writes none."""
     checkpoints: bool = True
     """Write full training states; --no-checkpoints writes only the exported model."""
-
-    def __post_init__(self) -> None:
-        locate(self, "data", "validation")
 
 
 # settings that may change when a run is resumed; the pictures in `data` are compared by themselves
