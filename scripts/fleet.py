@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -185,45 +186,57 @@ def bucket(home: Path, count: int = 120) -> None:
         server.terminate()
 
 
-def memory_of(process: int) -> dict[str, int]:
+def processes_of(session: int) -> list[Path]:
+    """The folders in /proc of the processes of a session."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found += [folder] if os.getsid(int(folder.name)) == session else []
+    return found
+
+
+def memory_of(session: int) -> dict[str, int]:
     """Megabytes of the processes of a command, by their kind."""
     found: dict[str, int] = collections.Counter()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if int(folder.name) != process and os.getsid(int(folder.name)) != os.getsid(process):
-                continue
+    for folder in processes_of(session):
+        with suppress(OSError, IndexError):
             words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             kind = "command" if "-m ddc" in words else "workers" if "MapWorker" in words else "Ray"
-            pages = int((folder / "statm").read_text().split()[1]) - int((folder / "statm").read_text().split()[2])
-            found[kind] += pages * os.sysconf("SC_PAGE_SIZE") // 2**20
-        except (OSError, IndexError):
-            continue
+            _, resident, shared, *_ = map(int, (folder / "statm").read_text().split())
+            found[kind] += (resident - shared) * os.sysconf("SC_PAGE_SIZE") // 2**20
     return dict(found)
 
 
+def seconds_of(session: int) -> float:
+    """Processor time of the processes of a command until now."""
+    ticks = 0
+    for folder in processes_of(session):
+        with suppress(OSError):
+            ticks += sum(map(int, (folder / "stat").read_text().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def many(home: Path, count: int = 10_000) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"  # as a worker has
     make_model(home / "model", width=8, blocks=0)
     make_pictures(home / "in", count, 8)
     words = (home / "in", "--model", home / "model", "--task", "denoise", "--sigma", "0.1", "--steps", "1")
-    process = start(*words, "-o", home / "out", "--device", "cpu", "--ray", "--workers", "1", start_new_session=True)
-    assert process.stdout is not None
-    seen = []
-    for number, _ in enumerate(process.stdout):
-        if number % (count // 5) == count // 10:
-            print(f"after {number:>6}: MB {memory_of(process.pid)}", flush=True)
-        seen.append(time.monotonic())
-    finish(process)
-    each = 1000 * (seen[-1] - seen[0]) / (count - 1)
-    process = start(*words, "-o", home / "one", "--device", "cpu")
-    assert process.stdout is not None
-    seen = [time.monotonic() for _ in process.stdout]
-    finish(process)
-    alone = 1000 * (seen[-1] - seen[0]) / (count - 1)
-    print(
-        f"{each:.1f} ms a picture with one worker, {alone:.1f} ms without Ray: the engine costs {each - alone:.1f} ms"
-    )
-    assert contents(home / "out") == contents(home / "one")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}  # one thread, as a worker has
+    each = {}
+    for name, more in (("--ray", ("--ray", "--workers", "1")), ("alone", ())):
+        line = (*words, "-o", home / name, "--device", "cpu", *more)
+        process = start(*line, env=environment, start_new_session=True)
+        assert process.stdout is not None
+        marks = []
+        for number, _ in enumerate(process.stdout):
+            if number in (0, count - 1):
+                marks.append((time.monotonic(), seconds_of(process.pid)))
+            if more and number % (count // 5) == count // 10:
+                print(f"after {number:>6}: MB {memory_of(process.pid)}", flush=True)
+        finish(process)
+        each[name] = [1000 * (end - begin) / (count - 1) for begin, end in zip(*marks, strict=True)]
+        print(f"{name}: {each[name][0]:.1f} ms a picture, {each[name][1]:.1f} ms of processor time", flush=True)
+    print(f"the engine costs {each['--ray'][1] - each['alone'][1]:.1f} ms of processor time a picture")
+    assert contents(home / "--ray") == contents(home / "alone")
 
 
 def memory(home: Path) -> None:
