@@ -1,7 +1,7 @@
 """What `ddc restore --ray` costs, and what it survives, on this computer. Needs the extras ray and s3, and moto[s3], flask and
 flask-cors for the bucket.
 
-python scripts/fleet.py throughput [PICTURES]   one worker for each core, against `ddc restore`: the same bytes
+python scripts/fleet.py throughput [PICTURES]   one worker for each core, against `ddc restore`, and against `--shard`
 python scripts/fleet.py node                    two nodes as processes, one killed midway
 python scripts/fleet.py bucket                  from bucket to bucket; killed midway and started again
 python scripts/fleet.py many [PICTURES]         10,000 pictures of 8×8 pixels: time and memory of the engine
@@ -11,16 +11,18 @@ python scripts/fleet.py memory                  a picture that kills its workers
 import collections
 import json
 import os
-import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from skimage import data
 
@@ -86,29 +88,45 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
         time.sleep(0.1)
 
 
-def rate_of(err: str) -> float:
-    """Pictures a second once the workers run, as the progress line says."""
-    return float(re.findall(r"([\d.]+) a second", err)[-1])
-
-
 def throughput(home: Path, count: int = 200) -> None:
-    make_model(home / "model", width=32, blocks=2)
-    make_pictures(home / "in", count, 24)
-    words = (home / "in", "--model", home / "model", "--task", "sr2", "--device", "cpu")
-    rates: dict[str, list[float]] = {"one": [], "ray": []}
-    for _ in range(3):
-        for name, more in (("one", ()), ("ray", ("--ray",))):
-            process = start(*words, "-o", home / name, *more)
-            assert process.stdout is not None
-            seen = [time.monotonic() for _ in process.stdout] if name == "one" else []
-            _, err = finish(process)
-            rates[name].append((len(seen) - 1) / (seen[-1] - seen[0]) if seen else rate_of(err))
-    assert contents(home / "one") == contents(home / "ray")
+    """The shipped model with the solver one-pass on pictures of 32×32 pixels, enlarged to 64×64."""
+    make_pictures(home / "in", count, 32)
+    words = (home / "in", "--task", "sr2", "--solver", "one-pass", "--device", "cpu")
+    cores = os.cpu_count() or 1
+    parts = [("--shard", f"{part}/{cores}") for part in range(1, cores + 1)]
+    ways = {"one process": [()], "a process for each core": parts, "--ray": [("--ray",)]}
+    threads = {"one process": cores, "a process for each core": 1, "--ray": 1}
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(2):
+        for name, commands in ways.items():
+            out, environment = home / name, os.environ | {"OMP_NUM_THREADS": str(threads[name])}
+            shutil.rmtree(out, ignore_errors=True)
+            began = time.time()
+            processes = [start(*words, "-o", out, *more, env=environment) for more in commands]
+            for process in processes:
+                finish(process)
+            written = [file.stat().st_mtime for file in out.rglob("*.png")]
+            rates[name].append((count - 1) / (max(written) - min(written)))
+            each = f"{threads[name]} thread{'s' if threads[name] > 1 else ''} each"
+            print(
+                f"{name} ({each}): {rates[name][-1]:.1f} pictures a second, {time.time() - began:.1f} s in all",
+                flush=True,
+            )
     best = {name: max(values) for name, values in rates.items()}
-    shown = {name: [round(rate, 1) for rate in values] for name, values in rates.items()}
-    print(
-        f"{count} pictures, {os.cpu_count()} cores: pictures a second {shown}, {best['ray'] / best['one']:.2f}; same bytes"
+    for name in ("one process", "a process for each core"):
+        print(f"--ray against {name}: {best['--ray'] / best[name]:.2f}")
+    assert contents(home / "a process for each core") == contents(home / "--ray")
+    several, single = (
+        [read(home / name / file) for file in sorted(contents(home / name))] for name in ("one process", "--ray")
     )
+    apart = [np.abs(a - b) for a, b in zip(several, single, strict=True)]
+    share = sum(int((one > 0).sum()) for one in apart) / sum(one.size for one in apart)
+    print(f"{count} pictures, {cores} cores: the same bytes with one thread for each worker; another number of threads")
+    print(f"changes {100 * share:.4f} % of the values, by up to {max(int(one.max()) for one in apart)} of 255")
+
+
+def read(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return Picture.read(path).pixels.astype(np.int64)
 
 
 def node(home: Path, count: int = 200) -> None:
@@ -168,44 +186,57 @@ def bucket(home: Path, count: int = 120) -> None:
         server.terminate()
 
 
-def memory_of(process: int) -> dict[str, int]:
+def processes_of(session: int) -> list[Path]:
+    """The folders in /proc of the processes of a session."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found += [folder] if os.getsid(int(folder.name)) == session else []
+    return found
+
+
+def memory_of(session: int) -> dict[str, int]:
     """Megabytes of the processes of a command, by their kind."""
     found: dict[str, int] = collections.Counter()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if int(folder.name) != process and os.getsid(int(folder.name)) != os.getsid(process):
-                continue
+    for folder in processes_of(session):
+        with suppress(OSError, IndexError):
             words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             kind = "command" if "-m ddc" in words else "workers" if "MapWorker" in words else "Ray"
-            pages = int((folder / "statm").read_text().split()[1]) - int((folder / "statm").read_text().split()[2])
-            found[kind] += pages * os.sysconf("SC_PAGE_SIZE") // 2**20
-        except (OSError, IndexError):
-            continue
+            _, resident, shared, *_ = map(int, (folder / "statm").read_text().split())
+            found[kind] += (resident - shared) * os.sysconf("SC_PAGE_SIZE") // 2**20
     return dict(found)
+
+
+def seconds_of(session: int) -> float:
+    """Processor time of the processes of a command until now."""
+    ticks = 0
+    for folder in processes_of(session):
+        with suppress(OSError):
+            ticks += sum(map(int, (folder / "stat").read_text().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def many(home: Path, count: int = 10_000) -> None:
     make_model(home / "model", width=8, blocks=0)
     make_pictures(home / "in", count, 8)
     words = (home / "in", "--model", home / "model", "--task", "denoise", "--sigma", "0.1", "--steps", "1")
-    process = start(*words, "-o", home / "out", "--device", "cpu", "--ray", "--workers", "1", start_new_session=True)
-    assert process.stdout is not None
-    seen = []
-    for number, _ in enumerate(process.stdout):
-        if number % (count // 5) == count // 10:
-            print(f"after {number:>6}: MB {memory_of(process.pid)}", flush=True)
-        seen.append(time.monotonic())
-    finish(process)
-    each = 1000 * (seen[-1] - seen[0]) / (count - 1)
-    process = start(*words, "-o", home / "one", "--device", "cpu")
-    assert process.stdout is not None
-    seen = [time.monotonic() for _ in process.stdout]
-    finish(process)
-    alone = 1000 * (seen[-1] - seen[0]) / (count - 1)
-    print(
-        f"{each:.1f} ms a picture with one worker, {alone:.1f} ms without Ray: the engine costs {each - alone:.1f} ms"
-    )
-    assert contents(home / "out") == contents(home / "one")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}  # one thread, as a worker has
+    each = {}
+    for name, more in (("--ray", ("--ray", "--workers", "1")), ("alone", ())):
+        line = (*words, "-o", home / name, "--device", "cpu", *more)
+        process = start(*line, env=environment, start_new_session=True)
+        assert process.stdout is not None
+        marks = []
+        for number, _ in enumerate(process.stdout):
+            if number in (0, count - 1):
+                marks.append((time.monotonic(), seconds_of(process.pid)))
+            if more and number % (count // 5) == count // 10:
+                print(f"after {number:>6}: MB {memory_of(process.pid)}", flush=True)
+        finish(process)
+        each[name] = [1000 * (end - begin) / (count - 1) for begin, end in zip(*marks, strict=True)]
+        print(f"{name}: {each[name][0]:.1f} ms a picture, {each[name][1]:.1f} ms of processor time", flush=True)
+    print(f"the engine costs {each['--ray'][1] - each['alone'][1]:.1f} ms of processor time a picture")
+    assert contents(home / "--ray") == contents(home / "alone")
 
 
 def memory(home: Path) -> None:

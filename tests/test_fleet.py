@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -85,7 +86,7 @@ def test_the_files_are_those_of_one_computer_and_a_killed_job_continues(
     for line in lines:
         same = ("task", "sigma", "width", "evaluations", "error")
         assert [by_ray[line["input"]].get(name) for name in same] == [line.get(name) for name in same]
-    assert "7 of 7, " in told.err and "they are listed in" in told.err
+    assert re.search(r"7 of 7, [\d.]+ a second\n", told.err) and "they are listed in" in told.err
 
     # as if it had been killed, after some were finished
     command = Restore(inputs=(folder / "in",), out=folder / "many", task="sr2", steps=1, model=tiny_model)
@@ -133,6 +134,7 @@ def test_a_lost_worker(ray: Any, tiny_model: Path, folder: Path) -> None:
         ray.get([ledger.begin.remote(str(item.source)) for _ in range(lost)])
     table = fleet_table([{"path": str(item.source), "target": str(item.target)} for item in items])
     lines = [json.loads(line) for line in Worker(command, ledger, began)(table)["line"]]
+    assert {"say": "a worker was lost; its pictures are given to another", "input": ""} in lines
     results = [line for line in lines if "say" not in line]
     assert results[0]["notes"] == ["finished before its worker was lost"]
     assert Picture.read(items[0].target).size == (2, 2)
@@ -168,12 +170,16 @@ def test_workers_are_asked_for_by_cores_and_gpus(ray: Any) -> None:
     assert on_gpus[0] == 1 and on_gpus[1]["num_gpus"] == 1
     assert [pool(RayOptions(cores=cores), ray, "cpu")[0] for cores in (1, 2)] == [2, 1]
     assert pool(RayOptions(cores=2), ray, "cpu")[1]["num_cpus"] == 2
+    # not more than there is to do
+    assert [pool(RayOptions(workers=5), ray, "cpu", tasks)[0] for tasks in (0, 3, 9)] == [1, 3, 5]
     for wrong, text in (
         (RayOptions(cores=3), "no computer of this cluster has more than 2"),
         (RayOptions(workers=0), "1 or"),
     ):
         with pytest.raises(UserError, match=text):
             pool(wrong, ray, "cpu")
+    with pytest.raises(UserError, match="use --device cuda"):
+        pool(RayOptions(), ray, "cuda:1")
 
 
 def test_a_model_that_is_missing_is_told_once(ray: Any, folder: Path) -> None:
@@ -181,6 +187,8 @@ def test_a_model_that_is_missing_is_told_once(ray: Any, folder: Path) -> None:
     row = {"path": str(folder / "in" / "0.png"), "target": str(folder / "out" / "0.png")}
     (line,) = Worker(command, None)(fleet_table([row, row]))["line"]
     assert json.loads(line)["fatal"].endswith("check --model")
+    with pytest.raises(UserError, match="no column path; read pictures with read_binary_files"):
+        Worker(command, None)(fleet_table([{"image": "a"}]))
 
 
 # ---------------------------------------------------------------------------------------------------------

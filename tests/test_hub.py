@@ -11,7 +11,9 @@ from huggingface_hub import constants
 from skimage import data
 
 from ddc.cli import main
+from ddc.cli.restore import Restore
 from ddc.errors import UserError
+from ddc.fleet import absolute
 from ddc.hub import fetch_model, part_of
 from ddc.images import Picture
 from ddc.pipeline import RestorationPipeline
@@ -58,6 +60,18 @@ def test_a_revision_is_kept_to(hub: Hub) -> None:
     asked = hub.asked
     fetch_model(f"ann/tiny@{first}")  # a commit that is in the cache needs no connection
     assert hub.asked == asked
+
+
+def test_the_workers_of_a_cluster_all_fetch_one_commit(hub: Hub, tiny_model: Path) -> None:
+    first = hub.refs["ann/tiny"]["v1"] = hub.refs["ann/tiny"]["main"]
+    for name in ("ann/tiny", "ann/tiny@v1"):
+        command = absolute(Restore(inputs=(), out=Path("out"), model=Path(name)))
+        assert command.model == Path(f"ann/tiny@{first}") and command.out == Path("out").absolute()
+        hub.commit("ann/tiny", {"README.md": b"another"})  # to which main points now
+    assert command.model is not None and (fetch_model(command.model) / "network").is_dir()
+    assert absolute(Restore(inputs=(), out=Path("out"), model=tiny_model)).model == tiny_model
+    with pytest.raises(UserError, match="the Hub has no model bob/none"):
+        absolute(Restore(inputs=(), out=Path("out"), model=Path("bob/none")))
 
 
 def test_a_changed_file_of_a_commit_is_refused(hub: Hub) -> None:

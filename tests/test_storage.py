@@ -1,10 +1,13 @@
 """Pictures behind URLs: fsspec's memory, and buckets of an S3 server in this process."""
 
+import http.server
 import json
 import logging
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -101,6 +104,62 @@ def test_a_dataset_may_lie_behind_a_url(memory: fsspec.AbstractFileSystem, tmp_p
     assert source.name == "below/a.png" and source.read() == (tmp_path / "a.png").read_bytes()
 
 
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_a_table_may_lie_behind_a_url(ending: str, memory: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    Picture(PHOTO).write(tmp_path / "a.png")
+    content = (tmp_path / "a.png").read_bytes()
+    table, sink = pa.table({"image": [content, b"other"]}), pa.BufferOutputStream()
+    if ending == "parquet":
+        pq.write_table(table, sink)
+    else:
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    memory.pipe_file(f"/data/train.{ending}", sink.getvalue().to_pybytes())
+    assert [source.read() for source in find_sources([Path("memory://data")])] == [content, b"other"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "demo --out s3://b/x",
+        "restore a.png -o b.png --model s3://b/x",
+        "restore a.png -o b.png --task inpaint --mask s3://b/x",
+        "train prior --data s3://pictures --out s3://b/x",
+        "export s3://b/x out",
+        "info s3://b/x",
+        "reproduce table1 --images s3://pictures --out s3://b/x",
+        "web --static s3://b/x",
+    ],
+)
+def test_elsewhere_urls_are_refused(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ddc: s3://b/x is a URL, but ") and "takes local paths only" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_measurement_may_be_in_a_bucket(bucket: Remote, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`ddc degrade` and `ddc evaluate`: pictures from a bucket, results into it; and again, with nothing to do."""
+    for number in range(2):
+        Picture(data.astronaut()[40 * number :, 40:][:40, :40]).write(bucket / "clean" / f"{number}.png")
+    assert main(["degrade", str(bucket / "clean"), "-o", str(bucket / "small"), "--task", "sr2"]) == 0
+    assert Picture.read(bucket / "small" / "0.png").size == (20, 20)
+    words = ["evaluate", "--images", str(bucket / "clean"), "--out", str(bucket / "run"), "--model", str(tiny_model)]
+    words += ["--size", "32", "--solver", "ddnm:steps=2", "--device", "cpu", "--no-report", "--keep", "0"]
+    assert main(words) == 0
+    before = (bucket / "run").files()
+    assert any(name.endswith(".jsonl") for name in before)
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "2 rows are in s3://pictures/run"
+    assert set((bucket / "run").files()) == set(before)
+
+
 def test_from_bucket_to_bucket_and_again(
     restore: Callable[..., int], bucket: Remote, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +178,35 @@ def test_from_bucket_to_bucket_and_again(
     assert restore(bucket / "in", "-o", bucket / "out", "--skip-existing") == 0
     assert capsys.readouterr().out == "s3://pictures/out/2.png\n"
     assert len((bucket / "out").files()) == 4  # and the list of failures is gone
+
+
+def test_pictures_on_a_web_server(
+    restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Picture(PHOTO).write(tmp_path / "in" / "a.png")
+    Picture(PHOTO).write(tmp_path / "in" / "below" / "b.png")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given, directory=str(tmp_path))
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert restore(f"{url}/in", "-o", tmp_path / "out") == 0
+        assert sorted(source.name for source in find_sources([Path(f"{url}/in")])) == ["a.png", "below/b.png"]
+        assert located(f"{url}/in").exists() and located(f"{url}/in/a.png").exists()
+        assert restore(f"{url}/none", "-o", tmp_path / "no") == 2
+        assert f"{url}/none does not exist" in capsys.readouterr().err
+        server.shutdown()
+    assert restore(tmp_path / "in", "-o", tmp_path / "local") == 0
+    for name in ("a.png", "below/b.png"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
+    assert restore(f"{url}/in", "-o", tmp_path / "no") == 2
+    assert f"{url}/in cannot be listed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

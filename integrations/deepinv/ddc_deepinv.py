@@ -2,7 +2,7 @@
 
 operator = from_deepinv(physics)
 y = to_internal(operator, physics(x))                  # x in [0, 1]
-restored = pipe.solve(y, Problem(operator, sigma_y=0.05), make_solver("ddnm"), seeds=[0])
+restored = pipe.solve(y, Problem(operator, sigma_y=0.05), make_solver("ddc"), seeds=[0])
 
 Copy this file to where your program finds it. It needs `deep-data-consistency`, and `to_deepinv` needs `deepinv`.
 """
@@ -26,6 +26,8 @@ class PhysicsOperator(LinearOperator):
     def forward(self, x: Tensor) -> Tensor:
         """Returns the measurement without noise; what deepinv calls `A`."""
         measured: Tensor = self.physics.A(x)
+        if not isinstance(measured, Tensor):
+            raise UserError(f"{type(self.physics).__name__} measures {type(measured).__name__}; expected one tensor")
         return measured
 
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:

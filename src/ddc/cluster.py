@@ -4,7 +4,8 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from ddc.cli.files import RayOptions
@@ -33,7 +34,8 @@ def cluster(address: str) -> Iterator[Any]:
     try:
         if ":" in address and "RAY_USE_TLS" not in os.environ:
             _check_answer(address)
-        ray.init(address, **quiet)
+        with _quiet():
+            ray.init(address, **quiet)
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"no Ray answers at {address} ({reason}); {advice}") from None
@@ -41,6 +43,19 @@ def cluster(address: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what Ray's C++ code writes to stderr when it starts: that it will be quiet."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _check_answer(address: str) -> None:
@@ -53,26 +68,32 @@ def _check_answer(address: str) -> None:
             raise OSError("another program answers")
 
 
-def pool(options: RayOptions, ray: Any, device: str) -> tuple[int, dict[str, Any]]:
-    """How many workers there are, and the arguments of `map_batches` that ask Ray for them."""
+def pool(options: RayOptions, ray: Any, device: str, tasks: int | None = None) -> tuple[int, dict[str, Any]]:
+    """How many workers there are, not more than `tasks`, and the arguments of `map_batches` that ask Ray for them."""
     for name, value in (("workers", options.workers), ("cores", options.cores)):
         if value is not None and value < 1:
             raise UserError(f"--{name} is {value}; expected 1 or more")
+    if device.startswith("cuda:"):
+        raise UserError(f"--device {device} names one GPU, but each worker of Ray gets its own; use --device cuda")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     most = int(max((node.get("CPU", 0) for node in nodes), default=0))
     if most < options.cores:
         raise UserError(f"--cores is {options.cores}, but no computer of this cluster has more than {most}")
     gpus = 0 if device == "cpu" else int(sum(node.get("GPU", 0) for node in nodes))
     workers = options.workers or gpus or sum(int(node.get("CPU", 0)) // options.cores for node in nodes)
+    workers = workers if tasks is None else max(1, min(workers, tasks))
     needs = {"num_cpus": options.cores, "num_gpus": 1 if gpus else None}
     return workers, {"compute": ray.data.ActorPoolStrategy(size=workers), "batch_format": "pyarrow", **needs}
 
 
-def silence(ray: Any) -> None:
-    """Leave the terminal to our own line."""
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+@contextmanager
+def silent(address: str) -> Iterator[Any]:
+    """A `cluster` that leaves the terminal to our own lines. Ray prints pages about a lost worker, which are in its logs,
+    too."""
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), cluster(address) as ray:
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        yield ray
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from ddc.errors import UserError
 from ddc.formats import Pixels, read_size
 from ddc.images import Picture, from_uint8, quantise
 from ddc.noise import on_device
-from ddc.storage import located
+from ddc.storage import Remote, located
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
 TABLES = {".parquet", ".arrow"}
@@ -98,7 +98,7 @@ def _table_rows(path: Path) -> list[Source]:
         raise UserError(f"{path} is part of a Hugging Face dataset; to read it, `pip install pyarrow`") from None
     try:
         if path.suffix.lower() == ".parquet":
-            file = pq.ParquetFile(path)
+            file = pq.ParquetFile(path.open("rb") if isinstance(path, Remote) else path)
             schema = file.schema_arrow
             lengths = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         else:
@@ -117,10 +117,10 @@ def _table_rows(path: Path) -> list[Source]:
 
 @lru_cache(maxsize=64)
 def _arrow_table(path: Path) -> Any:
-    """The table of an Arrow file (as `save_to_disk` writes it), mapped into memory."""
+    """The table of an Arrow file (as `save_to_disk` writes it), mapped into memory; behind a URL, all of it is read."""
     import pyarrow as pa
 
-    mapped = pa.memory_map(str(path))
+    mapped = pa.BufferReader(path.read_bytes()) if isinstance(path, Remote) else pa.memory_map(str(path))
     try:
         return pa.ipc.open_stream(mapped).read_all()
     except pa.ArrowInvalid:
@@ -133,7 +133,8 @@ def _table_block(path: Path, block: int, column: str) -> Any:
     if path.suffix.lower() == ".parquet":
         import pyarrow.parquet as pq
 
-        return pq.ParquetFile(path).read_row_group(block, columns=[column]).column(column)
+        file = pq.ParquetFile(path.open("rb") if isinstance(path, Remote) else path)
+        return file.read_row_group(block, columns=[column]).column(column)
     return _arrow_table(path).column(column)
 
 

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 from ddc import __version__
 from ddc.cli.files import FORMATS, Item, RayOptions, Report
 from ddc.cli.restore import Restore
-from ddc.cluster import cluster, pool, silence, told
+from ddc.cluster import cluster, pool, silent, told
 from ddc.errors import UserError
+from ddc.hub import fetch_model
 from ddc.images import appearing
 from ddc.notation import duration
 from ddc.storage import Remote, located
@@ -107,6 +108,10 @@ class Worker:
 
     def __call__(self, table: Any) -> dict[str, list[Any]]:
         rows = table.to_pylist()
+        if "path" not in table.column_names:
+            raise UserError(
+                "the dataset has no column path; read pictures with read_binary_files(…, include_paths=True)"
+            )
         try:
             if self.pipe is None:
                 from ddc.pipeline import RestorationPipeline
@@ -141,6 +146,7 @@ class Worker:
         if not ray.get(self.ledger.take.remote(str(items[0].source))):
             self._process(share, self.command)
             return share.lines
+        share.say("a worker was lost; its pictures are given to another")
         for item in items:
             name = str(item.source)
             if self.began and _changed(item.target) >= self.began:
@@ -211,9 +217,12 @@ def restore(dataset: Any, task: str = "auto", **options: Any) -> Any:
 
 
 def absolute(command: Restore) -> Restore:
-    """A command whose files are found from every folder."""
+    """A command whose files are found from every folder, and whose model on the Hub stays the same when that changes."""
     names = ("model", "network", "mask", "kernel", "out")
     changes = {name: path.absolute() for name in names if (path := getattr(command, name)) is not None}
+    if command.model is not None and not command.model.exists():
+        name = command.model.as_posix().partition("@")[0]
+        changes["model"] = Path(f"{name}@{fetch_model(command.model).name}")
     file, colon, name = (command.operator or "").rpartition(":")
     return dataclasses.replace(
         command, **changes, operator=f"{Path(file).absolute()}:{name}" if colon else command.operator
@@ -340,9 +349,10 @@ class Line:
             return
         self.printed = now
         rate = (self.done - 1) / (now - self.began) if self.done > 1 else 0.0
-        left = f", {rate:.1f} a second, {duration((self.total - self.done) / rate)} left" if rate else ""
+        left = f", {duration((self.total - self.done) / rate)} left" if rate and self.done < self.total else ""
+        speed = f", {rate:.1f} a second" if rate else ""
         end = "\n" if not self.terminal or self.done == self.total else "\r"
-        print(f"{self.done} of {self.total}{left}", end=end, file=sys.stderr, flush=True)
+        print(f"{self.done} of {self.total}{speed}{left}", end=end, file=sys.stderr, flush=True)
 
 
 def restore_files(command: Restore, report: Report) -> None:
@@ -350,14 +360,12 @@ def restore_files(command: Restore, report: Report) -> None:
     if command.names_a_file():
         raise UserError(f"--ray writes into a folder, and {command.out} is a picture; give a folder with -o")
     report.stream = sys.stdout
-    # Ray prints about lost workers to stdout, which is for the results
-    with Job(command) as job, redirect_stdout(sys.stderr), cluster(command.ray or "") as ray:
-        silence(ray)
+    with Job(command) as job, silent(command.ray or "") as ray:
         numbers = job.unfinished(report.items)
         report.done += len(report.items) - len(numbers)
         if len(numbers) < len(report.items):
             logger.warning("%d of %d were finished before", report.done, len(report.items))
-        workers, needs = pool(command, ray, command.device)
+        workers, needs = pool(command, ray, command.device, len(numbers))
         places = [tuple(str(path.absolute()) for path in report.items[number]) for number in numbers]
         rows = [{"path": source, "target": target} for source, target in places]
         number_of = dict(zip((source for source, _ in places), numbers, strict=True))
@@ -466,7 +474,7 @@ def evaluate_with(
             models._pipes = {}  # each worker loads its own
             arguments = {"cores": command.cores, "models": models, "options": options, "runs": ray.put(self.runs)}
             dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
-            _, needs = pool(command, ray, options.device)
+            _, needs = pool(command, ray, options.device, len(rows))
             with told(ray):
                 measured = dataset.map_batches(Meter, fn_constructor_kwargs=arguments, batch_size=1, **needs)
                 for row in measured.iter_rows():
@@ -480,6 +488,5 @@ def evaluate_with(
                         break
             self.run.save_protocol({}, hardware=sorted(hardware))
 
-    with redirect_stdout(sys.stderr), cluster(command.ray or "") as ray:
-        silence(ray)
+    with silent(command.ray or "") as ray:
         return evaluate(cases, images, models, options, protocol, Shared)

@@ -237,6 +237,7 @@ class RestorationPipeline:
     ) -> Tensor:
         """The restored pictures (B, 3, H, W) in about [-1, 1], for measurements y on this pipeline's device, with a
         seed for each; `size` is their height and width."""
+        solver.check(problem)
         prior = self.prior if "prior" in solver.needs else None
         run = Run(y, problem, prior, list(seeds), callback, size, **self.parts(solver, problem))
         return solver.solve(run).detach()

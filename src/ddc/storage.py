@@ -1,5 +1,6 @@
 """Folders and files behind fsspec URLs (s3://, gs://, hf://, https://, …), with the methods of local paths."""
 
+import dataclasses
 import re
 import stat
 import threading
@@ -32,6 +33,24 @@ def located(path: str | Path) -> Path:
     if found is None:
         return Path(path) if isinstance(path, str) else path
     return Path("/" + found[2]) if found[1] == "file" else Remote(f"{found[1]}:", found[2])
+
+
+def use_urls(options: Any) -> None:
+    """Make `Remote` of the URLs among the options of a command. Those that its `urls` do not name take local paths only."""
+    for name in (field.name for field in dataclasses.fields(options)):
+        value = getattr(options, name)
+        if dataclasses.is_dataclass(value):
+            use_urls(value)
+        paths = [path for path in (value if isinstance(value, tuple) else [value]) if isinstance(path, Path)]
+        if not paths:
+            continue
+        found = tuple(map(located, paths))
+        if name in getattr(options, "urls", ()):
+            object.__setattr__(options, name, found if isinstance(value, tuple) else found[0])
+        elif url := next((path for path in found if isinstance(path, Remote)), None):
+            raise UserError(
+                f"{url} is a URL, but {name.replace('_', '-')} takes local paths only; give a path on this computer"
+            )
 
 
 class Remote(_Local):
@@ -88,8 +107,9 @@ class Remote(_Local):
         with self._opened("read") as (fs, path):
             fs.invalidate_cache()
             info = fs.info(path)
-            folder = info["type"] == "directory"
-            changed = 0.0 if folder else fs.modified(path).timestamp()
+            folder, changed = info["type"] == "directory", 0.0
+            with suppress(NotImplementedError):  # as over HTTP
+                changed = 0.0 if folder else fs.modified(path).timestamp()
         mode = stat.S_IFDIR if folder else stat.S_IFREG
         return SimpleNamespace(st_mode=mode, st_size=info.get("size") or 0, st_mtime=changed)
 
@@ -99,6 +119,8 @@ class Remote(_Local):
             fs.invalidate_cache()
             try:
                 found = fs.find(path, detail=True)
+                if not found and self.parts[0] in ("http:", "https:"):
+                    fs.cat_file(path)  # raises what `find` hides
             except FileNotFoundError:
                 raise UserError(f"{self} does not exist; check the bucket and the name") from None
         changed: dict[str, float] = {}
@@ -153,12 +175,13 @@ class Remote(_Local):
         """Refuse a folder that cannot be written, before there is something to write."""
         if self.parts[0] in ("http:", "https:"):
             raise UserError(f"{self} can be read, not written; give a folder or a bucket with -o")
-        probe = self / f".ddc-{uuid.uuid4().hex}.part"
         try:
-            probe.create(b"ddc")
+            with self._opened("written") as (fs, path):
+                probe = f"{path.rstrip('/')}/.ddc-{uuid.uuid4().hex}.part"
+                fs.pipe_file(probe, b"ddc", mode="create")
+                fs.rm_file(probe)
         except FileNotFoundError:
             raise UserError(f"{self} cannot be written: there is no such bucket; make it first") from None
-        probe.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -109,6 +109,28 @@ def test_a_solver_restores_with_a_physics(name: str, tiny_model: Path) -> None:
     assert float((physics.A(to_unit(restored, clip=False)) - physics.A(x)).abs().max()) < 0.05
 
 
+def test_noise_needs_a_solver_without_an_svd(tiny_model: Path) -> None:
+    """As in the documentation: y with noise."""
+    pipe, physics = RestorationPipeline.from_pretrained(tiny_model), Pooling(noise_model=lambda y: y + 0.01)
+    operator, x = bridge.from_deepinv(physics), torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    y = bridge.to_internal(operator, physics(x))
+    for solver in ("ddc", "dds"):
+        restored = pipe.solve(y, Problem(operator, 0.01), make_solver(solver, 2), [0], size=(16, 16))
+        assert restored.shape == x.shape and bool(restored.isfinite().all())
+    with pytest.raises(UserError, match="ddnm needs an operator with an SVD where y has noise"):
+        pipe.solve(y, Problem(operator, 0.01), make_solver("ddnm", 2), [0], size=(16, 16))
+
+
+class Two(LinearPhysics):
+    """Measures two tensors, as deepinv's TensorList has them."""
+
+    def A(self, x: Tensor, **_: Any) -> Any:
+        return [x, x]
+
+    def A_adjoint(self, y: Any, **_: Any) -> Tensor:
+        return y[0] + y[1]
+
+
 def test_a_picture_is_restored_with_a_physics(tiny_model: Path) -> None:
     pipe = RestorationPipeline.from_pretrained(tiny_model)
     result = pipe(torch.rand(3, 16, 20), bridge.from_deepinv(Pooling()), steps=1)
@@ -120,6 +142,8 @@ def test_a_picture_is_restored_with_a_physics(tiny_model: Path) -> None:
 def test_what_is_not_linear_is_refused() -> None:
     with pytest.raises(UserError, match="Identity has no A_adjoint"):
         bridge.from_deepinv(nn.Identity())
+    with pytest.raises(UserError, match="Two measures list; expected one tensor"):
+        bridge.from_deepinv(Two())(torch.rand(1, 3, 8, 8))
     with pytest.raises(UserError, match="JPEG is not linear"):
         bridge.to_deepinv(JPEG(10))
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 from safetensors import safe_open
@@ -30,6 +31,18 @@ def test_help_does_not_need_torch() -> None:
     assert done.stdout.endswith("False\n") and "--sigma-max" in done.stdout
     for kind in ("prior", "ddc", "i2sb", "dncnn"):
         assert f"• {kind}" in done.stdout
+
+
+def test_pictures_behind_urls_give_the_same_model(pictures: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "prior.json", in_channels=3)
+    memory = fsspec.filesystem("memory")
+    memory.put(str(pictures), "/photos", recursive=True)
+    for out, data in (("local", str(pictures)), ("far", "memory://photos")):
+        words = [*quick_arguments(Path(data), tmp_path / out, steps=1), "--network", str(config), "--validation", data]
+        assert main(["train", "prior", *words]) == 0
+    memory.rm("/photos", recursive=True)
+    near, far = (Prior.from_pretrained(tmp_path / out / "model").unet.state_dict() for out in ("local", "far"))
+    assert all(torch.equal(near[name], far[name]) for name in near)
 
 
 def test_prior_then_network_then_export(pictures: Path, tmp_path: Path) -> None:

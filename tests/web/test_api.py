@@ -163,6 +163,8 @@ def test_wrong_pictures_are_refused_by_their_name(server: Any) -> None:
     refused(send(server, task="sr16"), 422, "takes up to 0.1")
     refused(send(server, "big.png", bytes(2**21)), 413, "larger")
     refused(httpx.post(f"{server.url}/api/restore", files={"other": b"x"}), 400, "field picture")
+    twice = [("picture", ("a.png", encoded())), ("picture", ("b.png", encoded()))]
+    refused(httpx.post(f"{server.url}/api/restore", files=twice), 400, "several files in the field picture")
     refused(httpx.post(f"{server.url}/api/restore", data={"picture": "text"}), 400, "multipart")
     refused(httpx.post(f"{server.url}/api/restore", json={}), 400, "multipart")
 

@@ -76,6 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings = tyro.cli(command_class, args=rest, prog=f"ddc {command}")
         except SystemExit as stop:  # --help, or a line that cannot be parsed
             return stop.code if isinstance(stop.code, int) else 2
+        if any(":/" in word for word in rest):
+            from ddc.storage import use_urls
+
+            use_urls(settings)
         return int(settings.run())
     except UserError as error:
         print(f"ddc: {error}", file=sys.stderr)

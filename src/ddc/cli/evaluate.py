@@ -5,13 +5,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
 from ddc.cli.files import RayOptions
 from ddc.errors import UserError
-from ddc.storage import located, mirrored
+from ddc.storage import mirrored
 
 if TYPE_CHECKING:
     from ddc.evaluation.benchmark import EvaluationOptions
@@ -112,6 +112,8 @@ class Evaluate(RayOptions, MeasuringOptions):
     Rows that are already in the --out folder are not measured again. For several devices, use --ray or accelerate launch.
     """
 
+    urls: ClassVar = ("images", "out")  # options that may be URLs
+
     images: Path
     """A folder or a .tar archive of clean pictures, or the URL of one; their centres are measured."""
     out: Path
@@ -132,9 +134,7 @@ class Evaluate(RayOptions, MeasuringOptions):
     """Restorations of each measurement, for the spread between them."""
 
     def run(self) -> int:
-        if ":/" not in str(self.out):
-            return self._measure(self.out)
-        with mirrored(located(self.out), "*.json*") as out:
+        with mirrored(self.out, "*.json*") as out:
             return self._measure(out)
 
     def _measure(self, out: Path) -> int:
@@ -143,7 +143,7 @@ class Evaluate(RayOptions, MeasuringOptions):
 
         models = Models(parse_models(self.model), out=out)
         cases = parse_cases(models, self.task, self.sigma, self.solver, self.steps, self.max_nfe)
-        images = load_images(located(self.images) if ":/" in str(self.images) else self.images, self.size, self.limit)
+        images = load_images(self.images, self.size, self.limit)
         protocol = {"images": self.images.name, "count": len(images), "max_nfe": self.max_nfe}
         if self.ray is not None:
             from ddc.fleet import evaluate_with
@@ -161,7 +161,7 @@ class Evaluate(RayOptions, MeasuringOptions):
             from ddc.evaluation.report import ReportPage, write_report
 
             page = write_report(out, ReportPage(f"Evaluation on {self.images.name}", result.notes))
-            print(located(self.out) / page.relative_to(out))
+            print(self.out / page.relative_to(out))
         else:
             print(f"{result.rows} rows are in {self.out}")
         return 0

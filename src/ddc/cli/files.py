@@ -11,14 +11,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TextIO
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from ddc.errors import UserError
 from ddc.formats import FORMATS, READABLE
-from ddc.storage import Remote, located
+from ddc.storage import Remote
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,6 +81,8 @@ class Item(NamedTuple):
 class FileOptions:
     """The files of a command."""
 
+    urls: ClassVar = ("inputs", "out")  # options that may be URLs
+
     inputs: Annotated[tuple[Path, ...], tyro.conf.Positional, shown("IN…")]
     """Pictures, and folders of pictures. Folders are searched with their subfolders, whose tree is kept. A URL
     (s3://bucket/folder, gs://, hf://, https://) is a folder, too."""
@@ -100,11 +102,6 @@ class FileOptions:
 
     samples = 1  # restorations of each picture: an option of restore
     doubt = False  # whether a picture of the doubt is written: another
-
-    def __post_init__(self) -> None:
-        if any(":/" in str(path) for path in (*self.inputs, self.out)):
-            object.__setattr__(self, "inputs", tuple(map(located, self.inputs)))
-            object.__setattr__(self, "out", located(self.out))
 
     def plan(self, default_ext: str | None = None) -> "Report":
         """The pictures of this run. Whatever would overwrite an input is refused before anything runs."""

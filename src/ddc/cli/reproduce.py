@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from tyro.conf import Positional
 
@@ -20,10 +20,12 @@ class Reproduce(MeasuringOptions):
     Rows that are already in the --out folder are not measured again. For several devices, use accelerate launch.
     """
 
+    urls: ClassVar = ("images",)  # options that may be URLs
+
     name: Positional[Name]
     """The table or figure."""
     images: Path | None = None
-    """A folder or a .tar archive of clean pictures. Default: four photographs from scikit-image."""
+    """A folder or a .tar archive of clean pictures, or the URL of one. Default: four photographs from scikit-image."""
     out: Path | None = None
     """The folder of the run. Default: runs/NAME, or runs/NAME-quick."""
     model: Path | None = None

@@ -31,9 +31,10 @@ class LoopSettings:
     """The settings that all kinds of training share."""
 
     objective: ClassVar[str]  # module:class of what is minimised
+    urls: ClassVar = ("data", "validation")  # options that may be URLs
 
     data: tuple[Path, ...]
-    """Folders, tar archives, Parquet or Arrow files of a Hugging Face dataset, or pictures to train on."""
+    """Folders, tar archives, Parquet or Arrow files of a Hugging Face dataset, or pictures to train on; or their URLs."""
     out: Path
     """Folder for checkpoints, logs and the exported model."""
     steps: int = 10_000

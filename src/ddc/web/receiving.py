@@ -59,6 +59,8 @@ class Receiver:
     def file(self, form: FormData, name: str) -> UploadFile:
         """The file of that name among the parts."""
         given = form.get(name)
+        if len(form.getlist(name)) > 1:
+            raise Refusal(400, f"there are several files in the field {name}; send one picture in each request")
         if not isinstance(given, UploadFile):
             raise Refusal(400, f"there is no file in this upload; expected one in the field {name}")
         if (given.size or 0) > self.limits.megabytes * 2**20:
