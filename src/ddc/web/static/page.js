@@ -252,7 +252,7 @@ function stroke(from, to) {
   Object.assign(paint, { strokeStyle: "#ff2d78", lineCap: "round", lineWidth: Number(form.elements.width.value) });
   paint.beginPath();
   paint.moveTo(from.x, from.y);
-  paint.lineTo(to.x, to.y);
+  paint.lineTo(to.x + 0.01, to.y); // browsers draw no line without length
   paint.stroke();
   painted = true;
   draw();
