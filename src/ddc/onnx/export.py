@@ -24,6 +24,7 @@ from ddc.images import from_uint8
 from ddc.networks import CompactUNet, read_config, run_unet, sinusoidal, unet_size_multiple
 from ddc.onnx.record import Recorder
 from ddc.onnx.restorations import KERNEL, SinglePass, restorations
+from ddc.onnx.winograd import with_winograd
 from ddc.pipeline import DEFAULT_MODEL, model_folder
 from ddc.priors import DataConsistency
 from ddc.solvers.posterior import CONDITIONS, PosteriorDenoiser
@@ -55,8 +56,12 @@ def export_onnx(
     dtype: Precision = "fp32",
     side: int = 256,
     tell: Callable[[str], None] = print,
+    for_page: bool = False,
 ) -> list[Checked]:
-    """Write the graphs of a model into the new folder `out`, if all of them agree with PyTorch. None is the shipped model."""
+    """Write the graphs of a model into the new folder `out`, if all of them agree with PyTorch. None is the shipped model.
+
+    for_page: write what the page runs, whole restorations in two forms: NAME.onnx, and NAME.wasm.onnx for WebAssembly
+    """
     _require("onnx", "onnxruntime")
     network, out = one_pass_network(DEFAULT_MODEL if model is None else model_folder(model)), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -68,7 +73,7 @@ def export_onnx(
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".onnx-") as folder:
         made = Path(folder) / "graphs"
         made.mkdir()
-        checked = [tell_of(one, tell) for one in _write(network, made, dtype, side)]
+        checked = [tell_of(one, tell) for one in _write(network, made, dtype, side, for_page)]
         if out.exists():
             out.rmdir()
         made.replace(out)
@@ -102,7 +107,7 @@ def _require(*packages: str) -> None:
             raise UserError(f"the package {name} is missing; install deep-data-consistency[onnx]")
 
 
-def _write(network: Network, folder: Path, dtype: Precision, side: int) -> Iterator[Checked]:
+def _write(network: Network, folder: Path, dtype: Precision, side: int, for_page: bool) -> Iterator[Checked]:
     rounded, state = round_weights(network.unet.state_dict(), dtype)
     ours, unrounded = copy.deepcopy(network), copy.copy(network)
     ours.unet.load_state_dict(state)
@@ -117,16 +122,20 @@ def _write(network: Network, folder: Path, dtype: Precision, side: int) -> Itera
         for name, restoration in restorations(one_pass, side).items():
             arguments = restoration.arguments(_photograph(restoration.side), PROBE_NOISE)
             model, expected = _record(restoration, arguments, weights)
-            shared.save(model, folder / f"{name}.onnx")
-            difference = _compare(folder / f"{name}.onnx", arguments, expected, TOLERANCE[dtype])
+            paths = [shared.save(model, folder / f"{name}.onnx")]
+            if for_page:
+                paths.append(folder / f"{name}.wasm.onnx")
+                paths[1].write_bytes(with_winograd(model).SerializeToString())
+            difference = max(_compare(path, arguments, expected, TOLERANCE[dtype]) for path in paths)
             error = (exact[name](*arguments.values()) - expected).square().mean().item() if rounded else 0.0
             graphs[name] = {"scale": restoration.scale, "side": restoration.side, "inputs": list(arguments)}
             yield Checked(name, difference, -10 * math.log10(error) if error else math.inf)
-        arguments = {"x": torch.rand(1, int(ours.unet.config["in_channels"]), side, side)}  # type: ignore[index]
-        arguments |= {"conditions": torch.zeros(1, CONDITIONS)} if one_pass.conditional else {}
-        model, expected = _record(_Network(ours.unet, one_pass.time), arguments, weights)
-        shared.save(model, folder / "network.onnx")
-        yield Checked("network", _compare(folder / "network.onnx", arguments, expected, TOLERANCE[dtype]), math.inf)
+        if not for_page:
+            arguments = {"x": torch.rand(1, int(ours.unet.config["in_channels"]), side, side)}  # type: ignore[index]
+            arguments |= {"conditions": torch.zeros(1, CONDITIONS)} if one_pass.conditional else {}
+            model, expected = _record(_Network(ours.unet, one_pass.time), arguments, weights)
+            path = shared.save(model, folder / "network.onnx")
+            yield Checked("network", _compare(path, arguments, expected, TOLERANCE[dtype]), math.inf)
     record = {"dtype": dtype, "kernel": KERNEL, "weights": WEIGHTS, "graphs": graphs}
     (folder / "model.json").write_text(json.dumps(record, indent=2) + "\n")
 
@@ -191,7 +200,7 @@ class _SharedWeights:
     def __init__(self, file: Any, rounded: Rounded) -> None:
         self.file, self.rounded, self.places = file, rounded, dict[bytes, int]()
 
-    def save(self, model: Any, path: Path) -> None:
+    def save(self, model: Any, path: Path) -> Path:
         """Write the graph, with its weights as they were rounded and its large tensors in the shared file."""
         import onnx
         from onnx import helper, numpy_helper
@@ -216,6 +225,7 @@ class _SharedWeights:
         self.file.flush()
         path.write_bytes(model.SerializeToString())
         onnx.checker.check_model(str(path))
+        return path
 
     def _placed(self, tensor: Any) -> Any:
         from onnx.external_data_helper import set_external_data

@@ -41,8 +41,7 @@ def write_site(
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".site-") as temporary:
         made = Path(temporary) / "site"
         made.mkdir()
-        export_onnx(model, made / "model", dtype, side)
-        (made / "model" / "network.onnx").unlink()  # the page runs whole restorations
+        export_onnx(model, made / "model", dtype, side, for_page=True)
         _pack(made / "model" / WEIGHTS)
         _unpack_runtime(archive, made / "ort")
         _write_examples(made / "examples")

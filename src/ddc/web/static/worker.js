@@ -65,12 +65,12 @@ async function open(name) {
   if (sessionName === name) return;
   await session?.release();
   session = sessionName = undefined;
-  const graph = new Uint8Array(await (await fetched(`model/${name}.onnx`)).arrayBuffer());
-  const create = (provider) => ort.InferenceSession.create(graph, {
-    executionProviders: [provider],
-    externalData: [{ path: model.weights, data: weights }],
-    extra: { session: { disable_quant_qdq: "1" } }, // weights become float32 once, and not in each run
-  });
+  const create = async (provider) => ort.InferenceSession.create(
+    new Uint8Array(await (await fetched(`model/${name}${provider === "wasm" ? ".wasm" : ""}.onnx`)).arrayBuffer()), {
+      executionProviders: [provider],
+      externalData: [{ path: model.weights, data: weights }],
+      extra: { session: { disable_quant_qdq: "1" } }, // weights become float32 once, and not in each run
+    });
   try {
     session = await create(engine.webgpu ? "webgpu" : "wasm");
   } catch (error) {
