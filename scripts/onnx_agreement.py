@@ -1,8 +1,8 @@
 """How far ONNX files are from PyTorch, over pictures: the largest difference of a pixel in [0, 1], for each graph.
 
-python scripts/onnx_agreement.py MODEL GRAPHS IMAGES [N]: the model folder, its files from `ddc export --onnx` (or the model/ of an
-unpacked page), and N pictures (20) of a folder or archive. PyTorch's pictures are those of the core's operators, once with the
-weights of the files, once with the weights of the model.
+python scripts/onnx_agreement.py MODEL GRAPHS IMAGES [N]: the model folder, its files from `ddc export --onnx`, and N pictures (20)
+of a folder or archive. PyTorch's pictures are those of the core's operators, with the weights of the files, and for 8bit also
+with the weights of the model.
 """
 
 import copy
@@ -51,12 +51,15 @@ def main(model: Path, graphs: Path, images: Path, count: int) -> None:
     exact = one_pass_network(model)
     rounded = copy.deepcopy(exact)
     rounded.unet.load_state_dict(round_weights(exact.unet.state_dict(), told["dtype"])[1])
-    for network in (exact, rounded):
+    networks = [rounded, exact] if told["dtype"] == "8bit" else [rounded]
+    for network in networks:
         network._modules["unet"] = cpu_unet(network.unet)
     side = told["graphs"]["noise"]["side"]
     chosen = load_images(images, side, count)
     for name, about in told["graphs"].items():
-        session = onnxruntime.InferenceSession(str(graphs / f"{name}.onnx"))
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = onnxruntime.InferenceSession(str(graphs / f"{name}.onnx"), options)
         found = []
         for number, image in enumerate(chosen):
             operator, sigma, given = families(side, number)[name]

@@ -155,6 +155,7 @@ form.onsubmit = (event) => {
     const job = jobOf();
     setBusy(true);
     progress(0, "Preparing …");
+    get("progress").scrollIntoView({ block: "nearest" }); // on a phone it lies below the form
     worker.postMessage({ restore: job });
   } catch (error) {
     fail(error.message);
@@ -198,6 +199,7 @@ async function finish({ pixels, width, height, seconds, tiles, webgpu }) {
   get("compare").hidden = get("save").hidden = false;
   get("progress").hidden = true;
   compare();
+  get("compare").scrollIntoView({ block: "nearest" });
   const where = webgpu ? "WebGPU" : "WebAssembly";
   get("summary").textContent = `${upright.width} × ${upright.height} pixels, in ${seconds.toFixed(1)} s with ${where}, ${tiles} ${tiles > 1 ? "tiles" : "tile"}.`;
   setBusy(false);
