@@ -91,17 +91,18 @@ def main(site: Path, model: Path | None) -> None:
         page.send("Page.navigate", url=f"http://127.0.0.1:{server.server_port}/#wasm")
         page.wait(f"{text('engine')}.startsWith('Ready')", 120)
         print(page.run(text("engine")), f"First load: {Counting.sent / 1e6:.1f} MB", flush=True)
-        restored(page, small, kind="noise", sigma=0.1), pipe(small, "denoise", **solver)
+        form = {"kind": "noise", "sigma": 0.1}
+        restored(page, small, **form), pipe(small, "denoise", **solver)
         ours, theirs = [], []
-        for _ in range(5):  # by turns, because other programs slow both down
-            ours.append(restored(page, small)[0])
+        for _ in range(8):  # by turns, because other programs slow both down
+            ours.append(restored(page, small, **form)[0])
             started = time.perf_counter()
             pipe(small, "denoise", **solver)
             theirs.append(time.perf_counter() - started)
         for name, times in (("page", ours), ("ddc", theirs)):
             print(f"256 × 256, {name}: {min(times):.2f} s, median {statistics.median(times):.2f} s", flush=True)
         page.run(WATCH)
-        _, said = restored(page, large, kind="noise", sigma=0.1)
+        _, said = restored(page, large, **form)
         print(
             said,
             f"Longest pause of the page: {page.run('longest'):.0f} ms, most memory: {peak_memory():.2f} GB",
@@ -118,7 +119,7 @@ def main(site: Path, model: Path | None) -> None:
         server.server_close()
         page.run("location.reload()")
         page.wait(f"{text('engine')}.startsWith('Ready')", 120)
-        restored(page, small, kind="noise", sigma=0.1)
+        restored(page, small, **form)
         print(f"without a connection: works, {Counting.sent - sent} bytes loaded")
 
 
