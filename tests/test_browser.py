@@ -17,31 +17,32 @@ from PIL import Image, ImageCms
 from skimage import data
 
 from chromium import CHROMIUM, Page, chromium, served
+from ddc.errors import UserError
 from ddc.images import from_uint8, to_unit
+from ddc.onnx import winograd
 from ddc.onnx.export import round_weights
 from ddc.operators.inpaint import Denoise
-from ddc.perceptual import cache_folder
 from ddc.tiling import plan, restore_by_tiles
-from ddc.web.site import RUNTIME, write_site
+from ddc.web.site import find_runtime, write_site
 from tiny import tiny_posterior
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this computer"),
-    pytest.mark.skipif(
-        not (cache_folder() / RUNTIME).is_file(),
-        reason=f"{RUNTIME} is not in {cache_folder()}: `npm pack onnxruntime-web@1.30.0` there",
-    ),
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this computer")
 SIDE = 64
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        runtime = find_runtime(None)
+    except UserError as error:
+        pytest.skip(str(error))
     root = tmp_path_factory.mktemp("site")
     tiny_posterior().save_pretrained(root / "model" / "posterior")
-    write_site(root / "page", root / "model", dtype="8bit", side=SIDE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(winograd, "MIN_CHANNELS", 8)  # as in a large network
+        write_site(root / "page", root / "model", runtime, "8bit", SIDE)
     return root
 
 
@@ -179,6 +180,18 @@ def test_a_file_is_saved_upright_with_its_profile(page: Page, folder: Path) -> N
         assert np.abs(upright - np.rot90(pixels, -1)).mean() < 25  # a tiny network, but the same picture
 
 
+def test_a_picture_can_be_dropped(page: Page, folder: Path) -> None:
+    small = base64.b64encode(written(folder, "dropped.png", data.coffee()[:20, :30]).read_bytes()).decode()
+    page.run(f"{text('facts')} = ''")
+    page.run(f"""(() => {{
+        const bytes = Uint8Array.from(atob("{small}"), (letter) => letter.charCodeAt(0));
+        const dataTransfer = new DataTransfer();
+        dataTransfer.items.add(new File([bytes], "dropped.png"));
+        document.body.dispatchEvent(new DragEvent("drop", {{ dataTransfer, bubbles: true }}));
+    }})()""")
+    assert "dropped.png, 30 × 20 pixels" in page.wait(f"{text('facts')}.includes('pixels') && {text('facts')}")
+
+
 def huge_png() -> bytes:
     """A PNG that claims 20,000 × 20,000 pixels."""
     header = b"IHDR" + struct.pack(">IIBBBBB", 20000, 20000, 8, 2, 0, 0, 0)
@@ -209,6 +222,19 @@ def test_it_can_be_used_by_keyboard_and_screen_reader_and_on_a_phone(page: Page)
     page.send("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=1, mobile=True)
     assert page.run("document.documentElement.scrollWidth") <= 360
     page.send("Emulation.clearDeviceMetricsOverride")
+
+
+def test_without_threads_it_says_so_and_works(page: Page, folder: Path) -> None:
+    """The service worker, which isolates the page, is bypassed, as in a private window."""
+    page.send("Network.setBypassServiceWorker", bypass=True)
+    page.run(f"{text('engine')} = ''; location.reload()")
+    assert "one thread only" in page.wait(f"{text('engine')}.startsWith('Ready') && {text('engine')}")
+    assert not page.run("crossOriginIsolated")
+    chosen(page, folder / "dropped.png")
+    assert restored(page, kind="noise", sigma=0.1).shape == (20, 30, 3)
+    page.send("Network.setBypassServiceWorker", bypass=False)
+    page.run(f"{text('engine')} = ''; location.reload()")
+    page.wait(f"{text('engine')}.startsWith('Ready') && crossOriginIsolated")
 
 
 def test_it_works_without_a_connection(page: Page, folder: Path, server: ThreadingHTTPServer) -> None:

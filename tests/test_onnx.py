@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,28 +13,37 @@ from torch.nn.functional import pad
 from ddc.cli import main
 from ddc.errors import UserError
 from ddc.images import ROUNDING_8_BIT, to_internal, to_unit
+from ddc.noise import Noise
 from ddc.operators.base import Operator
 from ddc.operators.blur import KernelBlur, motion_kernel
 from ddc.operators.inpaint import Denoise, Inpaint, random_mask
 from ddc.operators.jpeg import CHROMA, JPEG, LUMA, quantisation
 from ddc.operators.superres import Bicubic
-from ddc.solvers.posterior import PosteriorDenoiser
-from tiny import tiny_posterior
+from ddc.priors import DataConsistency
+from ddc.problems import Problem
+from ddc.solvers.base import Run
+from ddc.solvers.ddc import OnePass
+from tiny import small_diffusers, tiny_network, tiny_posterior
 
 pytest.importorskip("onnx", reason="needs the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
-from ddc.onnx import export  # noqa: E402
+from ddc.onnx import export, winograd  # noqa: E402
 from ddc.onnx.record import Recorder  # noqa: E402
 from ddc.onnx.restorations import KERNEL, MatrixBlur  # noqa: E402
+from ddc.onnx.winograd import with_winograd  # noqa: E402
 
 SIDE = 64
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_posterior().save_pretrained(folder / "posterior")
+NETWORKS = {"posterior": tiny_posterior, "network": tiny_network}
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with one network, by whose name the folder ends."""
+    folder = tmp_path_factory.mktemp("model") / request.param
+    NETWORKS[request.param]().save_pretrained(folder / request.param)
     return folder
 
 
@@ -47,12 +57,12 @@ def graphs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def rounded_denoiser() -> PosteriorDenoiser:
-    denoiser = tiny_posterior()
-    rounded, state = export.round_weights(denoiser.unet.state_dict(), "8bit")
+def rounded_network(model: Path) -> export.Network:
+    network = export.one_pass_network(model)
+    rounded, state = export.round_weights(network.unet.state_dict(), "8bit")
     assert rounded
-    denoiser.unet.load_state_dict(state)
-    return denoiser
+    network.unet.load_state_dict(state)
+    return network
 
 
 def pictures(count: int, side: int) -> Tensor:
@@ -60,12 +70,16 @@ def pictures(count: int, side: int) -> Tensor:
     return torch.nn.functional.interpolate(soft, size=(side, side), mode="bicubic").clamp(0, 1)
 
 
-def mean_of_posterior(operator: Operator, y: Tensor, sigma_y: float, side: int, conditions: Tensor) -> Tensor:
-    """The same restoration with the operators of the core."""
-    zero, theta = torch.zeros(len(y), 3, side, side), torch.full((len(y), 1, 1, 1), math.pi / 2)
-    sigma = torch.full((len(y), 1, 1, 1), 2 * sigma_y)
+def one_pass(model: Path, operator: Operator, y: Tensor, sigma_y: float, side: int, conditions: Tensor) -> Tensor:
+    """The same restoration with the operators and the solvers of the core."""
+    zero, sigma = torch.zeros(len(y), 3, side, side), torch.full((len(y), 1, 1, 1), 2 * sigma_y)
+    network = rounded_network(model)
+    if isinstance(network, DataConsistency):
+        run = Run(y, Problem(operator, sigma_y), None, Noise([0] * len(y)), network=network)  # type: ignore[arg-type]
+        return to_unit(OnePass().solve(run))
+    theta = torch.full((len(y), 1, 1, 1), math.pi / 2)
     with torch.no_grad():
-        return to_unit(rounded_denoiser()((operator, y, sigma), zero, theta, conditions=conditions)[0])
+        return to_unit(network((operator, y, sigma), zero, theta, conditions=conditions)[0])
 
 
 def centred(kernel: Tensor) -> Tensor:
@@ -86,21 +100,26 @@ FAMILIES: dict[str, tuple[Operator, dict[str, Tensor]]] = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("sigma_y", [0.0, 0.05])
-def test_a_graph_restores_as_pytorch_does(graphs: Path, name: str, sigma_y: float) -> None:
+def test_a_graph_restores_as_pytorch_does(model: Path, graphs: Path, name: str, sigma_y: float) -> None:
     operator, given = FAMILIES[name]
     sigma_y = max(sigma_y, ROUNDING_8_BIT) if name == "blur" else sigma_y  # the graph takes no blurred picture as exact
     side = SIDE // operator.scale * operator.scale
     conditions = torch.linspace(0, 0.5, 9).view(1, 9)
     y = operator(to_internal(pictures(2, side)))
     y = operator.add_noise(y, torch.randn(y.shape, generator=torch.Generator().manual_seed(2)), 2 * sigma_y)
-    expected = mean_of_posterior(operator, y, sigma_y, side, conditions)
+    expected = one_pass(model, operator, y, sigma_y, side, conditions)
     session = onnxruntime.InferenceSession(str(graphs / f"{name}.onnx"))
     named = {"sigma": torch.tensor([sigma_y]), "conditions": conditions, **given}
     for index in range(2):
-        inputs = {"y": to_unit(y[index : index + 1], clip=False), **named}
-        (restored,) = session.run(None, {key: value.numpy() for key, value in inputs.items()})
+        restored = run(session, y=to_unit(y[index : index + 1], clip=False), **named)
         # the blur is computed by other sums, which an exact measurement amplifies
         assert np.abs(restored - expected[index].numpy()).max() <= (5e-4 if name == "blur" else 1e-4)
+
+
+def run(session: Any, **inputs: Tensor) -> np.ndarray[Any, Any]:
+    names = [one.name for one in session.get_inputs()]
+    picture: np.ndarray[Any, Any] = session.run(None, {name: inputs[name].numpy() for name in names})[0]
+    return picture
 
 
 def test_the_blur_by_matrices_is_the_blur() -> None:
@@ -113,33 +132,50 @@ def test_the_blur_by_matrices_is_the_blur() -> None:
 def test_a_tile_of_a_blurred_picture_does_not_ring(graphs: Path) -> None:
     """Its border holds what lies beyond it, and `known` says so."""
     large = pictures(1, 2 * SIDE)
-    y = KernelBlur(LINE)(large)[..., 32:96, 32:96]
-    truth = large[..., 32:96, 32:96]
+    tile, truth = KernelBlur(LINE)(large)[..., 32:96, 32:96], large[..., 32:96, 32:96]
     session = onnxruntime.InferenceSession(str(graphs / "blur.onnx"))
-    errors = []
-    for reach in (0, 5):
+    found = []
+    for y, reach in ((KernelBlur(LINE)(truth), 0), (tile, 0), (tile, 5)):
         known = pad(torch.ones(1, 1, SIDE - 2 * reach, SIDE - 2 * reach), [reach] * 4)
-        inputs = {
-            "y": y,
-            "sigma": torch.tensor([0.002]),
-            "kernel": LINE,
-            "known": known,
-            "conditions": torch.zeros(1, 9),
-        }
-        (restored,) = session.run(None, {key: value.numpy() for key, value in inputs.items()})
-        errors.append(float(np.abs(restored - truth.numpy())[..., 10:-10, 10:-10].mean()))
-    assert errors[1] < 0.7 * errors[0]
+        inputs = {"y": y, "sigma": torch.tensor([0.002]), "kernel": LINE, "known": known}
+        found.append(run(session, **inputs, conditions=torch.zeros(1, 9))[..., 10:-10, 10:-10])
+    alone, ringing, ours = found
+    assert np.abs(ours - alone).mean() < 0.5 * np.abs(ringing - alone).mean()
 
 
 def test_graphs_share_their_weights(graphs: Path) -> None:
     sizes = {path.name: path.stat().st_size for path in graphs.iterdir()}
-    weights = sum(p.numel() for p in tiny_posterior().parameters())
+    weights = sum(p.numel() for p in tiny_posterior().parameters())  # the larger one
     constants = 1.5e6  # matrices of the operators
     assert sizes["weights.bin"] < constants + 2 * weights
     assert all(size < 400_000 for name, size in sizes.items() if name.endswith(".onnx"))
 
 
-def test_half_precision_and_full_precision(model: Path) -> None:
+@pytest.mark.parametrize("name", ["noise", "sr4"])
+def test_winograds_convolutions_are_the_same(graphs: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnx
+
+    plain = onnx.load(graphs / f"{name}.onnx", load_external_data=False)
+    assert with_winograd(plain) == plain  # all of its convolutions are too small
+    monkeypatch.setattr(winograd, "MIN_CHANNELS", 8)
+    made = with_winograd(plain)
+    assert [node.op_type for node in made.graph.node].count("DepthToSpace") > 2
+    (graphs / f"{name}.wasm.onnx").write_bytes(made.SerializeToString())
+    inputs = {"y": pictures(1, SIDE // (4 if name == "sr4" else 1)), "sigma": torch.tensor([0.05])}
+    inputs["conditions"] = torch.zeros(1, 9)
+    both = [run(onnxruntime.InferenceSession(str(graphs / f"{name}{end}.onnx")), **inputs) for end in ("", ".wasm")]
+    assert 0 < np.abs(both[0] - both[1]).max() < 1e-5
+
+
+def test_a_network_of_diffusers(tmp_path: Path) -> None:
+    """The paper's network is one. It reads y as a picture."""
+    unet = small_diffusers(in_channels=6, out_channels=3, sample_size=SIDE)
+    DataConsistency(unet, ("y",)).save_pretrained(tmp_path / "network")
+    checked = export.export_onnx(tmp_path, tmp_path / "graphs", "fp32", SIDE, tell=lambda text: None)
+    assert len(checked) == 9 and all(one.difference <= 1e-4 for one in checked)
+
+
+def test_half_precision_and_full_precision() -> None:
     state = tiny_posterior().unet.state_dict()
     assert not export.round_weights(state, "fp32")[0]
     rounded, used = export.round_weights(state, "fp16")
@@ -157,7 +193,7 @@ def test_nothing_is_written_if_a_picture_differs(model: Path, tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{empty}", "{new}", "--onnx"], "holds no posterior network"),
+        (["{empty}", "{new}", "--onnx"], "holds no network that restores in one pass"),
         (["{model}", "{model}", "--onnx"], "already exists"),
         (["{model}", "{new}", "--onnx", "--size", "100"], "multiple of 16"),
         (["{model}", "{new}", "--onnx", "--push", "me/mine"], "--push is for a model folder"),

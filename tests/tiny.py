@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ddc.networks import CompactUNet
+from ddc.priors import DataConsistency
 from ddc.solvers.posterior import CONDITIONS, PosteriorDenoiser
 
 
@@ -47,6 +48,17 @@ def tiny_posterior() -> PosteriorDenoiser:
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.02)
     return PosteriorDenoiser(unet.eval().requires_grad_(False))
+
+
+def tiny_network() -> DataConsistency:
+    """A small network like the shipped one, with a layer that is large enough to be rounded."""
+    torch.manual_seed(0)
+    unet = CompactUNet(11, channels=(8, 24), encoder_blocks=(1, 1), decoder_blocks=(1,), groups=4, head_dim=8)
+    for parameter in unet.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.02)
+    unet = unet.eval().requires_grad_(False)
+    return DataConsistency(unet, ("wiener", "projection", "mask", "sigma"), "blend")
 
 
 def small_diffusers(**options: Any) -> Any:

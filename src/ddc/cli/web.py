@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -37,13 +37,15 @@ class Web:
     """Write the page into this new folder and end. Its files restore pictures in the browser; any static server can host them."""
     runtime: Path | None = None
     """With --static: onnxruntime-web's archive, from `npm pack`; if left out, npm fetches it."""
+    dtype: Literal["fp32", "fp16", "8bit"] = "fp16"
+    """With --static: data type of the weights that a visitor loads."""
     limits: Annotated[Limits, tyro.conf.arg(name="")] = field(default_factory=Limits)
 
     def run(self) -> int:
         if self.static is not None:
             from ddc.web.site import write_site
 
-            write_site(self.static, self.model, self.runtime)
+            write_site(self.static, self.model, self.runtime, self.dtype)
             print(f"{self.static}: the page; look at it with `python -m http.server --directory {self.static}`")
             return 0
         from ddc.pipeline import RestorationPipeline

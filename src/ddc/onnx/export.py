@@ -1,4 +1,4 @@
-"""Writes a posterior network as ONNX: the network alone, and one graph for each family of restorations.
+"""Writes a network as ONNX: the network alone, and one graph for each family of restorations in one pass.
 
 All graphs share the file weights.bin. Each is run with onnxruntime, and its picture compared with PyTorch's.
 """
@@ -21,9 +21,12 @@ from torch import Tensor, nn
 from ddc.errors import UserError
 from ddc.fast import cpu_unet
 from ddc.images import from_uint8
-from ddc.networks import read_config, sinusoidal, unet_size_multiple
+from ddc.networks import CompactUNet, read_config, run_unet, sinusoidal, unet_size_multiple
 from ddc.onnx.record import Recorder
-from ddc.onnx.restorations import KERNEL, restorations
+from ddc.onnx.restorations import KERNEL, SinglePass, restorations
+from ddc.onnx.winograd import with_winograd
+from ddc.pipeline import DEFAULT_MODEL, model_folder
+from ddc.priors import DataConsistency
 from ddc.solvers.posterior import CONDITIONS, PosteriorDenoiser
 
 Precision = Literal["8bit", "fp16", "fp32"]
@@ -48,22 +51,29 @@ class Checked:
 
 
 def export_onnx(
-    model: str | Path, out: str | Path, dtype: Precision = "fp32", side: int = 256, tell: Callable[[str], None] = print
+    model: str | Path | None,
+    out: str | Path,
+    dtype: Precision = "fp32",
+    side: int = 256,
+    tell: Callable[[str], None] = print,
+    for_page: bool = False,
 ) -> list[Checked]:
-    """Write the graphs of a model's posterior network into the new folder `out`, if all of them agree with PyTorch."""
+    """Write the graphs of a model into the new folder `out`, if all of them agree with PyTorch. None is the shipped model.
+
+    for_page: write what the page runs, whole restorations in two forms: NAME.onnx, and NAME.wasm.onnx for WebAssembly
+    """
     _require("onnx", "onnxruntime")
-    source, out = posterior_folder(Path(model)), Path(out)
+    network, out = one_pass_network(DEFAULT_MODEL if model is None else model_folder(model)), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists; name a new or empty folder for the ONNX files")
-    denoiser = PosteriorDenoiser.from_pretrained(source).requires_grad_(False)
-    step = math.lcm(unet_size_multiple(denoiser.unet), 16)
+    step = math.lcm(unet_size_multiple(network.unet), 16)
     if not 64 <= side <= 1024 or side % step:
         raise UserError(f"--size is {side}; expected a multiple of {step} from 64 to 1024")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".onnx-") as folder:
         made = Path(folder) / "graphs"
         made.mkdir()
-        checked = [tell_of(one, tell) for one in _write(denoiser, made, dtype, side)]
+        checked = [tell_of(one, tell) for one in _write(network, made, dtype, side, for_page)]
         if out.exists():
             out.rmdir()
         made.replace(out)
@@ -75,14 +85,19 @@ def tell_of(checked: Checked, tell: Callable[[str], None]) -> Checked:
     return checked
 
 
-def posterior_folder(model: Path) -> Path:
-    """Where a model's posterior network lies: in posterior/, or in the folder itself."""
-    for folder in (model / "posterior", model):
-        if (folder / "config.json").is_file() and read_config(folder).get("posterior"):
-            return folder
+Network = PosteriorDenoiser | DataConsistency
+
+
+def one_pass_network(model: Path) -> Network:
+    """The network of a model that restores in one pass: posterior/, else network/; or the model's folder itself."""
+    for folder in (model / "posterior", model / "network", model):
+        if (folder / "config.json").is_file():
+            kind: Any = PosteriorDenoiser if read_config(folder).get("posterior") else DataConsistency
+            network: Network = kind.from_pretrained(folder).requires_grad_(False)
+            return network
     raise UserError(
-        f"{model} holds no posterior network, the one that restores in one pass; name a model with posterior/, "
-        "or train one with `ddc train posterior`"
+        f"{model} holds no network that restores in one pass; name a model with posterior/ or network/, "
+        "or train one with `ddc train network`"
     )
 
 
@@ -92,32 +107,35 @@ def _require(*packages: str) -> None:
             raise UserError(f"the package {name} is missing; install deep-data-consistency[onnx]")
 
 
-def _write(denoiser: PosteriorDenoiser, folder: Path, dtype: Precision, side: int) -> Iterator[Checked]:
-    rounded, state = round_weights(denoiser.unet.state_dict(), dtype)
-    ours = copy.deepcopy(denoiser)
+def _write(network: Network, folder: Path, dtype: Precision, side: int, for_page: bool) -> Iterator[Checked]:
+    rounded, state = round_weights(network.unet.state_dict(), dtype)
+    ours, unrounded = copy.deepcopy(network), copy.copy(network)
     ours.unet.load_state_dict(state)
-    _fold_time(ours.unet)
+    unrounded._modules = {"unet": cpu_unet(network.unet)}  # faster, and nearly the same
+    one_pass = SinglePass(ours)
+    _fold_time(ours.unet, one_pass.time)
     weights: dict[str, Tensor] = dict(ours.unet.named_parameters())
     with (folder / WEIGHTS).open("wb") as file:
         shared = _SharedWeights(file, rounded)
-
         graphs: dict[str, Any] = {}
-        unrounded = copy.copy(denoiser)
-        unrounded._modules = {"unet": cpu_unet(denoiser.unet)}  # faster, and nearly the same
-        exact = restorations(unrounded, side)
-        for name, restoration in restorations(ours, side).items():
+        exact = restorations(SinglePass(unrounded), side)
+        for name, restoration in restorations(one_pass, side).items():
             arguments = restoration.arguments(_photograph(restoration.side), PROBE_NOISE)
             model, expected = _record(restoration, arguments, weights)
-            shared.save(model, folder / f"{name}.onnx")
-            difference = _compare(folder / f"{name}.onnx", arguments, expected, TOLERANCE[dtype])
+            paths = [shared.save(model, folder / f"{name}.onnx")]
+            if for_page:
+                paths.append(folder / f"{name}.wasm.onnx")
+                paths[1].write_bytes(with_winograd(model).SerializeToString())
+            difference = max(_compare(path, arguments, expected, TOLERANCE[dtype]) for path in paths)
             error = (exact[name](*arguments.values()) - expected).square().mean().item() if rounded else 0.0
             graphs[name] = {"scale": restoration.scale, "side": restoration.side, "inputs": list(arguments)}
             yield Checked(name, difference, -10 * math.log10(error) if error else math.inf)
-        arguments = {"x": torch.rand(1, int(ours.unet.config["in_channels"]), side, side)}  # type: ignore[index]
-        arguments |= {"conditions": torch.zeros(1, CONDITIONS)} if ours.conditional else {}
-        model, expected = _record(_Network(ours.unet), arguments, weights)
-        shared.save(model, folder / "network.onnx")
-        yield Checked("network", _compare(folder / "network.onnx", arguments, expected, TOLERANCE[dtype]), math.inf)
+        if not for_page:
+            arguments = {"x": torch.rand(1, int(ours.unet.config["in_channels"]), side, side)}  # type: ignore[index]
+            arguments |= {"conditions": torch.zeros(1, CONDITIONS)} if one_pass.conditional else {}
+            model, expected = _record(_Network(ours.unet, one_pass.time), arguments, weights)
+            path = shared.save(model, folder / "network.onnx")
+            yield Checked("network", _compare(path, arguments, expected, TOLERANCE[dtype]), math.inf)
     record = {"dtype": dtype, "kernel": KERNEL, "weights": WEIGHTS, "graphs": graphs}
     (folder / "model.json").write_text(json.dumps(record, indent=2) + "\n")
 
@@ -182,7 +200,7 @@ class _SharedWeights:
     def __init__(self, file: Any, rounded: Rounded) -> None:
         self.file, self.rounded, self.places = file, rounded, dict[bytes, int]()
 
-    def save(self, model: Any, path: Path) -> None:
+    def save(self, model: Any, path: Path) -> Path:
         """Write the graph, with its weights as they were rounded and its large tensors in the shared file."""
         import onnx
         from onnx import helper, numpy_helper
@@ -207,6 +225,7 @@ class _SharedWeights:
         self.file.flush()
         path.write_bytes(model.SerializeToString())
         onnx.checker.check_model(str(path))
+        return path
 
     def _placed(self, tensor: Any) -> Any:
         from onnx.external_data_helper import set_external_data
@@ -224,14 +243,14 @@ class _SharedWeights:
 
 
 class _Network(nn.Module):
-    """The U-Net at θ = π/2."""
+    """The U-Net at one time."""
 
-    def __init__(self, unet: nn.Module) -> None:
+    def __init__(self, unet: nn.Module, time: int) -> None:
         super().__init__()
-        self.unet = unet
+        self.unet, self.time = unet, time
 
     def forward(self, x: Tensor, *conditions: Tensor) -> Tensor:
-        return self.unet(x, torch.full((1,), 1000.0), *conditions)
+        return run_unet(self.unet, x, self.time, *conditions)
 
 
 class _Constant(nn.Module):
@@ -245,8 +264,9 @@ class _Constant(nn.Module):
         return self.value
 
 
-def _fold_time(unet: Any) -> None:
-    unet.time = _Constant(unet.time(sinusoidal(torch.full((1,), 1000.0), unet.time_dim)))
+def _fold_time(unet: Any, time: int) -> None:
+    if isinstance(unet, CompactUNet):
+        unet.time = _Constant(unet.time(sinusoidal(torch.full((1,), float(time)), unet.time_dim)))  # type: ignore[assignment]
 
 
 @torch.no_grad()

@@ -307,6 +307,11 @@ def _bilinear(r: Recorder, out: Tensor, x: Tensor, *_: Any) -> str:
     )
 
 
+def _nearest(r: Recorder, out: Tensor, x: Tensor, *_: Any) -> str:
+    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return r.add("Resize", r.of(x), "", "", r.whole(out.shape), mode="nearest", **how)
+
+
 def _silu(r: Recorder, out: Tensor, x: Tensor) -> str:
     return r.add("Mul", r.of(x), r.add("Sigmoid", r.of(x)))
 
@@ -377,7 +382,12 @@ OPERATIONS: dict[str, Emit] = {
         "replication_pad2d": _padded("edge"),
         "reflection_pad2d": _padded("reflect"),
     },
-    **{"upsample_bilinear2d": _bilinear, "silu": _silu, "native_group_norm": _group_norm},
+    **{
+        "upsample_bilinear2d": _bilinear,
+        "upsample_nearest2d": _nearest,
+        "silu": _silu,
+        "native_group_norm": _group_norm,
+    },
     **{"pixel_shuffle": _shuffle, "pixel_unshuffle": _unshuffle},
     **{"_scaled_dot_product_flash_attention_for_cpu": _attention, "_softmax": _softmax, "_safe_softmax": _softmax},
 }

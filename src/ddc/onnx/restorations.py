@@ -1,7 +1,7 @@
 """One-pass restorations as modules that can be recorded: a measurement in, a picture out, both in [0, 1].
 
-Each is the mean of the posterior, `PosteriorDenoiser` at θ = π/2. The operator is made inside `forward`, because what it
-depends on (a kernel, a mask, quantisation tables) is an input of the graph.
+Each evaluates a network once, see `SinglePass`. The operator is made inside `forward`, because what it depends on (a kernel,
+a mask, quantisation tables) is an input of the graph.
 """
 
 import math
@@ -17,10 +17,34 @@ from ddc.operators.blur import GaussianBlur, KernelBlur, reflect
 from ddc.operators.inpaint import Denoise, Inpaint, stroke_mask
 from ddc.operators.jpeg import CHROMA, JPEG, LUMA, Tables, _dct, quantisation
 from ddc.operators.superres import Bicubic
+from ddc.priors import TRAIN_STEPS, DataConsistency, Measured
 from ddc.solvers.posterior import CONDITIONS, PosteriorDenoiser
 
 KERNEL = 33  # taps of the kernel that a blur takes; smaller ones are padded with zeros
 SCALES = (2, 3, 4, 8)  # of super-resolution
+
+
+class SinglePass(nn.Module):
+    """One evaluation of a network that knows the measurement alone: the posterior mean, a `PosteriorDenoiser` at θ = π/2; or the
+    solver one-pass, a `DataConsistency` network at x̂0 = 0 and the last time."""
+
+    def __init__(self, network: PosteriorDenoiser | DataConsistency) -> None:
+        super().__init__()
+        self.network = network
+        self.conditional = isinstance(network, PosteriorDenoiser) and network.conditional
+        self.time = 1000 if isinstance(network, PosteriorDenoiser) else TRAIN_STEPS - 1  # as the U-Net is told
+
+    def forward(self, measured: Measured, unknown: Tensor, *conditions: Tensor) -> Tensor:
+        """x̂0 in [-1, 1]. `unknown` is zeros in the size of the picture."""
+        network = self.network
+        if isinstance(network, DataConsistency):
+            return network.consistent(measured, unknown, self.time)[0]
+
+        def unet(x: Tensor, times: Tensor, *_: Tensor) -> Tensor:  # told the conditions as they are
+            return network.unet(x, times, *conditions)
+
+        theta = torch.full((1, 1, 1, 1), math.pi / 2)
+        return network(measured, unknown, theta, unet=unet)[0]
 
 
 class Restoration(nn.Module):
@@ -29,9 +53,9 @@ class Restoration(nn.Module):
     scale = 1
     names: tuple[str, ...] = ()  # of the inputs beside y, sigma and conditions
 
-    def __init__(self, denoiser: PosteriorDenoiser, side: int) -> None:
+    def __init__(self, one_pass: SinglePass, side: int) -> None:
         super().__init__()
-        self.denoiser, self.side = denoiser, side // self.scale * self.scale
+        self.one_pass, self.side = one_pass, side // self.scale * self.scale
 
     def operator(self, *given: Tensor) -> Operator:
         raise NotImplementedError
@@ -49,13 +73,7 @@ class Restoration(nn.Module):
         operator = self.operator(*given)
         noise = 2 * sigma.view(1, 1, 1, 1)
         measured = operator, self.measurement(y, noise, operator, *given), noise
-        unknown, theta = torch.zeros(1, 3, self.side, self.side), torch.full((1, 1, 1, 1), math.pi / 2)
-
-        def unet(x: Tensor, times: Tensor, *_: Tensor) -> Tensor:  # told the conditions as they are
-            return self.denoiser.unet(x, times, *conditions)
-
-        x0, _ = self.denoiser(measured, unknown, theta, unet=unet)
-        return to_unit(x0)
+        return to_unit(self.one_pass(measured, torch.zeros(1, 3, self.side, self.side), *conditions))
 
     def arguments(self, picture: Tensor, sigma: float, conditions: Tensor | None = None) -> dict[str, Tensor]:
         """The inputs, by their names, for a clean picture (1, 3, side, side) that is measured with noise."""
@@ -69,15 +87,15 @@ class Restoration(nn.Module):
             "sigma": torch.tensor([sigma]),
             **dict(zip(self.names, given, strict=True)),
         }
-        return named | (told if self.denoiser.conditional else {})
+        return named | (told if self.one_pass.conditional else {})
 
 
 class Enlargement(Restoration):
     """Super-resolution by a whole number."""
 
-    def __init__(self, denoiser: PosteriorDenoiser, side: int, scale: int) -> None:
+    def __init__(self, one_pass: SinglePass, side: int, scale: int) -> None:
         self.scale = scale
-        super().__init__(denoiser, side)
+        super().__init__(one_pass, side)
         self.bicubic = Bicubic(scale)  # kept, because its decomposition is computed once
 
     def operator(self, *given: Tensor) -> Operator:
@@ -146,11 +164,11 @@ class Denoising(Restoration):
         return Denoise()
 
 
-def restorations(denoiser: PosteriorDenoiser, side: int) -> dict[str, Restoration]:
+def restorations(one_pass: SinglePass, side: int) -> dict[str, Restoration]:
     """All families, by the names of their files."""
-    enlargements = {f"sr{scale}": Enlargement(denoiser, side, scale) for scale in SCALES}
+    enlargements = {f"sr{scale}": Enlargement(one_pass, side, scale) for scale in SCALES}
     others = {"blur": Deblurring, "holes": Filling, "jpeg": Decompression, "noise": Denoising}
-    return {**enlargements, **{name: made(denoiser, side) for name, made in others.items()}}
+    return {**enlargements, **{name: made(one_pass, side) for name, made in others.items()}}
 
 
 class TableJPEG(JPEG):

@@ -11,9 +11,8 @@ from base64 import b64encode
 from pathlib import Path
 
 from ddc.errors import UserError
-from ddc.onnx.export import Precision, export_onnx
+from ddc.onnx.export import WEIGHTS, Precision, export_onnx
 from ddc.perceptual import cache_folder
-from ddc.pipeline import DEFAULT_MODEL, find_part
 from ddc.web.controls import BLUR, HOLES, JPEG, NOISE, SUPER_RESOLUTION
 from ddc.web.uploads import write_examples
 
@@ -31,13 +30,10 @@ KINDS = {SUPER_RESOLUTION: "size", BLUR: "blur", HOLES: "holes", JPEG: "jpeg", N
 
 
 def write_site(
-    out: Path, model: Path | None, runtime: Path | None = None, dtype: Precision = "8bit", side: int = 256
+    out: Path, model: Path | None, runtime: Path | None = None, dtype: Precision = "fp16", side: int = 256
 ) -> None:
     """Write the page, the ONNX files of a model, the runtime and examples into the new folder `out`. Without a model, the
-    posterior network that is shipped with the package is taken."""
-    model = model or find_part("posterior", DEFAULT_MODEL)
-    if model is None:
-        raise UserError("no posterior network is shipped with this package; name a model that has one with --model")
+    one that is shipped with the package is taken."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists; name a new or empty folder for the page")
     archive = find_runtime(runtime)
@@ -45,8 +41,8 @@ def write_site(
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".site-") as temporary:
         made = Path(temporary) / "site"
         made.mkdir()
-        export_onnx(model, made / "model", dtype, side)
-        (made / "model" / "network.onnx").unlink()  # the page runs whole restorations
+        export_onnx(model, made / "model", dtype, side, for_page=True)
+        _pack(made / "model" / WEIGHTS)
         _unpack_runtime(archive, made / "ort")
         _write_examples(made / "examples")
         _write_page(made)
@@ -88,10 +84,15 @@ def _unpack_runtime(archive: Path, folder: Path) -> None:
         for name in (*MODULES, *(f"{engine}.{end}" for engine in ENGINES for end in ("mjs", "wasm"))):
             file = tar.extractfile(f"package/dist/{name}")
             assert file is not None  # the archive is the one whose hash is known
-            content = file.read()
-            if name.endswith(".wasm"):  # a quarter of the size; the page unpacks it itself
-                name, content = f"{name}.gz", gzip.compress(content, 6, mtime=0)
-            (folder / name).write_bytes(content)
+            (folder / name).write_bytes(file.read())
+            if name.endswith(".wasm"):
+                _pack(folder / name)
+
+
+def _pack(path: Path) -> None:
+    """Compress a file with gzip. The page unpacks it itself; a name with .gz would let some servers do so."""
+    path.with_name(f"{path.name}.packed").write_bytes(gzip.compress(path.read_bytes(), 6, mtime=0))
+    path.unlink()
 
 
 def _write_examples(folder: Path) -> None:
@@ -111,7 +112,7 @@ def _write_page(folder: Path) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "sw.js")
     version = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()[:16]
     small = [
-        path.relative_to(folder).as_posix() for path in files if path.parent.name != "ort" and path.suffix != ".bin"
+        path.relative_to(folder).as_posix() for path in files if path.parent.name != "ort" and path.suffix != ".packed"
     ]
     worker = (folder / "sw.js").read_text(encoding="utf-8")
     worker = worker.replace("{{version}}", f"ddc-{version}").replace('"{{files}}"', json.dumps(["./", *small]))

@@ -8,6 +8,7 @@ const get = (id) => document.getElementById(id);
 const form = get("form"), slider = get("slider"), canvas = get("brush");
 
 let picture; // what readPicture returns, with the file
+let restoring; // the one that is being restored; another may be chosen meanwhile
 let worker, engine, busy;
 let painted = false;
 
@@ -65,7 +66,8 @@ function ready(found) {
 
 async function take(file, suggestion = {}) {
   if (!file) return;
-  get("problem").textContent = "";
+  get("problem").textContent = get("summary").textContent = "";
+  get("compare").hidden = get("save").hidden = true;
   get("facts").textContent = "Reading the picture …";
   try {
     picture = await readPicture(file);
@@ -153,8 +155,10 @@ form.onsubmit = (event) => {
   get("problem").textContent = "";
   try {
     const job = jobOf();
+    restoring = picture;
     setBusy(true);
     progress(0, "Preparing …");
+    get("progress").scrollIntoView({ block: "nearest" }); // on a phone it lies below the form
     worker.postMessage({ restore: job });
   } catch (error) {
     fail(error.message);
@@ -186,18 +190,19 @@ function fail(message) {
 }
 
 async function finish({ pixels, width, height, seconds, tiles, webgpu }) {
-  const upright = turned(canvasOf(pixels, width, height), picture.orientation);
-  const stem = `${picture.name.replace(/\.\w+$/, "")}-restored`;
-  const png = await encoded(upright, "image/png", picture.icc), jpg = await encoded(upright, "image/jpeg", picture.icc);
+  const upright = turned(canvasOf(pixels, width, height), restoring.orientation);
+  const stem = `${restoring.name.replace(/\.\w+$/, "")}-restored`;
+  const png = await encoded(upright, "image/png", restoring.icc), jpg = await encoded(upright, "image/jpeg", restoring.icc);
   for (const [id, blob, end] of [["png", png, "png"], ["jpg", jpg, "jpg"]]) {
     URL.revokeObjectURL(get(id).href);
     Object.assign(get(id), { href: URL.createObjectURL(blob), download: `${stem}.${end}` });
   }
   show(get("after"), png);
-  show(get("before"), picture.file);
+  show(get("before"), restoring.file);
   get("compare").hidden = get("save").hidden = false;
   get("progress").hidden = true;
   compare();
+  get("compare").scrollIntoView({ block: "nearest" });
   const where = webgpu ? "WebGPU" : "WebAssembly";
   get("summary").textContent = `${upright.width} × ${upright.height} pixels, in ${seconds.toFixed(1)} s with ${where}, ${tiles} ${tiles > 1 ? "tiles" : "tile"}.`;
   setBusy(false);
@@ -252,7 +257,7 @@ function stroke(from, to) {
   Object.assign(paint, { strokeStyle: "#ff2d78", lineCap: "round", lineWidth: Number(form.elements.width.value) });
   paint.beginPath();
   paint.moveTo(from.x, from.y);
-  paint.lineTo(to.x, to.y);
+  paint.lineTo(to.x + 0.01, to.y); // browsers draw no line without length
   paint.stroke();
   painted = true;
   draw();

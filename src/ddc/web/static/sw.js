@@ -24,16 +24,17 @@ self.addEventListener("activate", (event) => {
 
 self.addEventListener("fetch", (event) => {
   const url = new URL(event.request.url);
-  if (event.request.method === "GET" && url.origin === self.location.origin) event.respondWith(answer(event.request));
+  if (event.request.method === "GET" && url.origin === self.location.origin) event.respondWith(answer(event));
 });
 
-async function answer(request) {
+async function answer(event) {
   const cache = await caches.open(VERSION);
-  let response = await cache.match(request, { ignoreSearch: true });
+  let response = await cache.match(event.request, { ignoreSearch: true });
   if (!response) {
-    response = await fetch(request);
+    response = await fetch(event.request);
     if (response.status !== 200) return response;
-    await cache.put(request, response.clone()).catch(() => {}); // a full disk: the page works, but not offline
+    // kept while the page reads it; on a full disk the page works, but not offline
+    event.waitUntil(cache.put(event.request, response.clone()).catch(() => {}));
   }
   const headers = new Headers(response.headers);
   for (const [name, value] of Object.entries(HEADERS)) headers.set(name, value);

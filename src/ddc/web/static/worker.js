@@ -38,43 +38,39 @@ async function load(wish) {
   const threads = self.crossOriginIsolated ? Math.min(self.navigator.hardwareConcurrency || 1, 8) : 1;
   engine = { webgpu, threads };
   model = await (await fetched("model/model.json")).json();
-  weights = await download(await fetched(`model/${model.weights}`));
-  const variant = webgpu ? ".asyncify" : "";
+  weights = await unpacked(`model/${model.weights}`, "Loading the network");
   ort = await import(`${FOLDER}ort/ort.${webgpu ? "webgpu" : "wasm"}.min.mjs`);
-  const binary = await fetched(`ort/ort-wasm-simd-threaded${variant}.wasm.gz`);
-  const stream = binary.body.pipeThrough(new DecompressionStream("gzip"));
-  ort.env.wasm.wasmBinary = await new Response(stream).arrayBuffer();
-  ort.env.wasm.wasmPaths = `${FOLDER}ort/`;
-  ort.env.wasm.numThreads = threads;
+  const binary = await unpacked(`ort/ort-wasm-simd-threaded${webgpu ? ".asyncify" : ""}.wasm`, "Loading the engine");
+  Object.assign(ort.env.wasm, { wasmBinary: binary.buffer, wasmPaths: `${FOLDER}ort/`, numThreads: threads });
   ort.env.logLevel = "error";
-  self.postMessage({ engine: { ...engine, megabytes: weights.length / 1e6, kernel: model.kernel } });
+  self.postMessage({ engine: { ...engine, kernel: model.kernel } });
 }
 
-async function download(response) {
-  const total = Number(response.headers.get("Content-Length")), parts = [];
+// The content of a large file, which is stored packed.
+async function unpacked(path, text) {
+  const response = await fetched(`${path}.packed`), total = Number(response.headers.get("Content-Length"));
   let size = 0;
-  for (const reader = response.body.getReader(); ;) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    parts.push(value);
-    size += value.length;
-    tell(total ? Math.min(size / total, 1) : 0, `Loading the network: ${Math.round(size / 1e6)} MB`);
-  }
-  const whole = new Uint8Array(size);
-  parts.reduce((at, part) => (whole.set(part, at), at + part.length), 0);
-  return whole;
+  const counted = new TransformStream({
+    transform(part, out) {
+      size += part.length;
+      tell(total ? Math.min(size / total, 1) : 0, `${text}: ${Math.round(size / 1e6)} MB`);
+      out.enqueue(part);
+    },
+  });
+  const stream = response.body.pipeThrough(counted).pipeThrough(new DecompressionStream("gzip"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
 async function open(name) {
   if (sessionName === name) return;
   await session?.release();
   session = sessionName = undefined;
-  const graph = new Uint8Array(await (await fetched(`model/${name}.onnx`)).arrayBuffer());
-  const create = (provider) => ort.InferenceSession.create(graph, {
-    executionProviders: [provider],
-    externalData: [{ path: model.weights, data: weights }],
-    extra: { session: { disable_quant_qdq: "1" } }, // weights become float32 once, and not in each run
-  });
+  const create = async (provider) => ort.InferenceSession.create(
+    new Uint8Array(await (await fetched(`model/${name}${provider === "wasm" ? ".wasm" : ""}.onnx`)).arrayBuffer()), {
+      executionProviders: [provider],
+      externalData: [{ path: model.weights, data: weights }],
+      extra: { session: { disable_quant_qdq: "1" } }, // weights become float32 once, and not in each run
+    });
   try {
     session = await create(engine.webgpu ? "webgpu" : "wasm");
   } catch (error) {
