@@ -21,7 +21,7 @@ from ddc.solvers.bridge import Bridge
 from ddc.solvers.ddc import DDC
 from ddc.solvers.pnp_admm import DnCNN
 from ddc.training.data import Draws, measure_draws
-from ddc.training.ddc import kl_of_step
+from ddc.training.ddc import kl_of_step, rolled
 from ddc.training.objectives import BridgeObjective, DnCNNObjective
 from ddc.training.output import save_model
 from ddc.training.settings import BridgeSettings, DnCNNSettings
@@ -96,12 +96,11 @@ def test_a_task_may_have_its_own_weight_of_lpips(pictures: Path) -> None:
 
 def test_lpips_looks_at_another_place_in_every_step() -> None:
     x = torch.arange(2 * 16 * 16.0).view(1, 2, 16, 16)
-    objective = tiny_objective(lpips_shift=4)
-    places = {tuple(objective._shifted(step, x, x)[1].flatten().tolist()) for step in range(16)}
+    places = {tuple(rolled(step, 4, x, x)[1].flatten().tolist()) for step in range(16)}
     assert len(places) == 16  # every place of a grid of 4×4
-    assert torch.equal(objective._shifted(0, x)[0], x)
-    assert torch.equal(objective._shifted(6, x)[0], x.roll((1, 2), (-2, -1)))
-    assert torch.equal(tiny_objective(lpips_shift=0)._shifted(5, x)[0], x)
+    assert torch.equal(rolled(0, 4, x)[0], x)
+    assert torch.equal(rolled(6, 4, x)[0], x.roll((1, 2), (-2, -1)))
+    assert torch.equal(rolled(5, 0, x)[0], x)
 
 
 def test_a_measurement_depends_on_the_number_of_its_draw_alone(draws: Draws) -> None:

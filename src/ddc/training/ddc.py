@@ -166,7 +166,7 @@ class DDCObjective(Objective):
         kl = kl_of_step(self.schedule, slots.x, x0_y, slots.truth, t, z, prediction.v)
         loss = settings.w_mse * mse + settings.w_kl * kl
         terms = {"mse": mse.detach(), "kl": kl.detach()}
-        shifted = self._shifted(step, x0_y, slots.truth)
+        shifted = rolled(step, settings.lpips_shift, x0_y, slots.truth)
         if self.uses_lpips and self.lpips is not None:
             weights = [settings.w_lpips if draw.lpips is None else draw.lpips for draw in slots.draws]
             distance = self.lpips(*shifted)
@@ -177,16 +177,6 @@ class DDCObjective(Objective):
             loss = loss + settings.w_features * distance
             terms["features"] = distance.detach()
         return {"loss": loss, **terms}
-
-    def _shifted(self, step: int, *pictures: Tensor) -> tuple[Tensor, ...]:
-        """The pictures, rolled to another position in every step.
-
-        AlexNet has a stride of four pixels. If it compared at one position only, the network would learn a pattern
-        of four pixels' width that the distance does not see.
-        """
-        places = max(self.settings.lpips_shift, 1)
-        left, down = step % places, step // places % places
-        return tuple(x.roll((down, left), (-2, -1)) for x in pictures)
 
     # -- the batch -------------------------------------------------------------------------------------------
 
@@ -307,6 +297,17 @@ class DDCObjective(Objective):
             y, restored = self._restore(*self.validation_tasks[i % len(self.validation_tasks)], truth, [name])
             rows.append(torch.cat([truth, y, x0, restored]))
         return rows
+
+
+def rolled(step: int, places: int, *pictures: Tensor) -> tuple[Tensor, ...]:
+    """The pictures, rolled to another one of `places`² positions in every step.
+
+    AlexNet has a stride of four pixels. If it compared at one position only, the network would learn a pattern of four
+    pixels' width that the distance does not see.
+    """
+    places = max(places, 1)
+    left, down = step % places, step // places % places
+    return tuple(x.roll((down, left), (-2, -1)) for x in pictures)
 
 
 def schedule_settings(prior: Prior) -> dict[str, Any]:
