@@ -193,10 +193,12 @@ def test_folders_that_do_not_fit(
 
 
 def test_more_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is a latent prior"):
-        Prior.from_pretrained(folder)
     with pytest.raises(UserError, match="has no vae/ in it"):
-        LatentPrior.from_pretrained(folder / "unet")
+        LatentPrior.from_pretrained(folder / "vae")
+    for part in (folder, folder / "unet"):  # with three channels it would pass for a prior of pictures
+        with pytest.raises(UserError, match="is a latent prior"):
+            Prior.from_pretrained(part)
+    assert RestorationPipeline.from_pretrained(folder / "unet").latent
     with pytest.raises(UserError, match="leave --network out"):
         RestorationPipeline.from_pretrained(folder, network=folder)
     copied = shutil.copytree(folder, tmp_path / "copied")

@@ -247,8 +247,9 @@ class Prior(nn.Module):
 
 
 def autoencoder_folder(folder: Path) -> Path | None:
-    """Where a latent prior has its autoencoder; None for a prior of pictures."""
-    places = [folder / name for name in ("vae", "vqvae")] if (folder / "unet").is_dir() else []
+    """Where a latent prior, or its unet/, has its autoencoder; None for a prior of pictures."""
+    whole = folder.absolute().parent if folder.name == "unet" else folder
+    places = [whole / name for name in ("vae", "vqvae")] if (whole / "unet").is_dir() else []
     return next((place for place in places if place.is_dir()), None)
 
 

@@ -14,7 +14,7 @@ from ddc.errors import UserError
 from ddc.noise import Noise
 from ddc.operators import JPEG, Bicubic, Colorize, Denoise, GaussianBlur, Inpaint, KernelBlur, Operator
 from ddc.operators.inpaint import random_mask
-from ddc.priors import DataConsistency, Prior
+from ddc.priors import DataConsistency, Prediction, Prior, Schedule
 from ddc.problems import Problem
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Run, Solver, Step, make_solver
@@ -26,7 +26,7 @@ from ddc.solvers.gradients import DPS, MCG, PiGDM
 from ddc.solvers.latent import PSLD
 from ddc.solvers.pnp_admm import DnCNN
 from ddc.solvers.posterior import PosteriorDenoiser
-from ddc.solvers.reddiff import REDdiff
+from ddc.solvers.reddiff import REDdiff, count_measured
 from tiny import tiny_latent_prior, tiny_unet
 
 SIZE = 32
@@ -298,6 +298,51 @@ def test_ddnm_without_noise_ends_on_the_measurement(task: str, pictures: Tensor,
     # Gaussian blur has singular values below the cut-off of 0.03, which are left as the prior has them
     assert residual.abs().max() < (0.05 if task == "gauss" else 2e-6)
     assert problem.operator.pinv(residual).abs().max() < 2e-5  # what counts as measured is met to rounding
+
+
+# ----------------------------------------------------------------------------------------------------------
+# where the released code differs from a paper
+
+
+def test_dps_clips_as_the_released_code(pictures: Tensor) -> None:
+    """A prior that says 3 everywhere is taken for 1, whose derivative is 0; without clipping it is taken at its word."""
+
+    class Bright:
+        schedule = Schedule.linear()
+
+        def predict(self, x: Tensor, t: Any) -> Prediction:
+            return Prediction(3 + 0.1 * x, x)
+
+    y, problem = measured(pictures, "sr4")
+    clipped, free = (DPS(steps=2, clip=clip).solve(Run(y, problem, Bright(), Noise(SEEDS))) for clip in (True, False))
+    assert torch.allclose(clipped, torch.ones_like(clipped)) and (free - 3).abs().max() < 1
+    assert DPS().clip
+
+
+def test_reddiff_may_count_the_holes_of_a_mask(pictures: Tensor, prior: Prior) -> None:
+    """The released code's mean over all pixels is a smaller weight of the measurement: here 8 % of it."""
+    y, problem = measured(pictures, "inpaint92")
+    half, same = Inpaint(torch.ones(1, 1, SIZE, SIZE)), []
+    for count_holes in (False, True):
+        solver = REDdiff(steps=3, count_holes=count_holes)
+        same.append(solver.solve(Run(pictures, Problem(half, 0.0), prior, Noise(SEEDS))))
+    assert torch.equal(same[0], same[1])  # without holes there is nothing to count
+    few, all_pixels = count_measured(y, problem), y[0].numel()
+    observed = OPERATORS["inpaint92"].mask.flatten(1).sum(1)  # type: ignore[operator, union-attr]
+    assert few.flatten().tolist() == (3 * observed).tolist() and float(few.max()) < 0.15 * all_pixels
+    apart = [REDdiff(steps=3, count_holes=count).solve(Run(y, problem, prior, Noise(SEEDS))) for count in (False, True)]
+    assert (apart[0] - apart[1]).abs().max() > 1e-3
+
+
+def test_the_pseudo_inverse_keeps_more_of_an_exact_measurement(pictures: Tensor, prior: Prior) -> None:
+    def pinv(sigma_y: float, **settings: float) -> Tensor:
+        y, problem = measured(pictures, "gauss", sigma_y)
+        return SOLVERS["pinv"](**settings).solve(Run(y, problem, None, Noise(SEEDS)))
+
+    assert torch.equal(pinv(0.0), pinv(0.0, cutoff=1e-6)) and not torch.equal(pinv(0.0), pinv(0.0, cutoff=0.03))
+    assert torch.equal(pinv(0.05), pinv(0.05, cutoff=0.03))
+    errors = [(pinv(0.0, cutoff=cutoff) - pictures).square().mean() for cutoff in (1e-6, 0.03)]
+    assert errors[0] < errors[1]
 
 
 # ----------------------------------------------------------------------------------------------------------
