@@ -208,6 +208,22 @@ def test_more_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
         LatentPrior.from_pretrained(copied)
 
 
+def test_damaged_weights(folder: Path, tmp_path: Path) -> None:
+    weights = Path("vae") / f"{WEIGHTS}.safetensors"
+    for number, (damage, message) in enumerate(
+        [
+            (lambda path: path.write_bytes(path.read_bytes()[:5000]), "is not a good safetensors file"),
+            (lambda path: save_file({k: v * torch.nan for k, v in load_file(path).items()}, path), "NaN or infinity"),
+            (lambda path: path.unlink(), "has no weights"),
+        ]
+    ):
+        copied = shutil.copytree(folder, tmp_path / str(number))
+        damage(copied / weights)
+        with pytest.raises(UserError, match=message) as refused:
+            RestorationPipeline.from_pretrained(copied)
+        assert "\n" not in str(refused.value)
+
+
 def test_info_and_restore_on_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(folder), "--json", "--size", "64"]) == 0
     model = json.loads(capsys.readouterr().out)["model"]
