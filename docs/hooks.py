@@ -54,8 +54,19 @@ EQUATIONS = {
     ),
     "posterior": "m = D(·, y, ∞) = E[x0 | y]\ngenerator: x ← m, x ← G(x + n z, y, n) for each n, m + realism · (x − m)\n"
     "SDE: x̂0 = D(v, y, n), v ← DPM-Solver++(2M) from n to the next lower noise level",
+    "psld": "z_s by DDIM from ẑ0\nz_s ← z_s − ∇_z (ω ‖y − A D(ẑ0)‖ + γ ‖ẑ0 − E(A†y + (I − A†A) D(ẑ0))‖)",
+    "resample": (
+        "z_s by DDIM, and − ζ ā_t ∇_z ‖y − A D(ẑ0)‖\n"
+        "now and then: ẑ0(y) = argmin ‖y − A D(z)‖ from ẑ0 (in pixels first: E of the x nearest to D(ẑ0))\n"
+        "z_s ~ N((σ² √ā_s ẑ0(y) + (1−ā_s) z_s)/(σ² + 1−ā_s), σ² (1−ā_s)/(σ² + 1−ā_s)), σ² = γ β̃_t"
+    ),
+    "hgu": (
+        "z_s ~ q(z_s | z_t, ẑ0), g = ∇_z ‖y − A D(ẑ0)‖\nm ← η₁ m + (1−η₁) g, v ← η₂ v + (1−η₂) g²\n"
+        "z_s ← z_s − ζ m/(1−η₁) / √(v/(1−η₂))"
+    ),
     "unconditional": "x_s ~ q(x_s | x_t, x̂0)",
     "pinv": "x = A†y",
+    "autoencoder": "x = D(E(A†y))",
 }
 
 
@@ -94,7 +105,7 @@ def solver_table() -> str:
         solver = kind()
         rows.append(
             f"| [`{name}`](#{name}) | {_line(kind)} | {solver.steps} | {solver.evaluations()} | "
-            f"{_kind(kind.operators)} | {', '.join(kind.needs) or 'nothing'} |"
+            f"{_kind(kind.operators)} | {'latent prior' if kind.latent else ', '.join(kind.needs) or 'nothing'} |"
         )
     return "\n".join(rows)
 
@@ -129,8 +140,8 @@ def solvers() -> str:
 
 def presets() -> str:
     rows = ["| for | preset | class | channels |", "|---|---|---|---|"]
-    for what, named in (("prior", PRESETS["prior"]), ("network", PRESETS["network"])):
-        for name, config in named.items():
+    for what in ("prior", "network", "autoencoder", "latent"):
+        for name, config in PRESETS[what].items():
             channels = config.get("channels") or config["block_out_channels"]
             rows.append(f"| {what} | `{name}` | `{config['_class_name']}` | {', '.join(map(str, channels))} |")
     return "\n".join(rows)

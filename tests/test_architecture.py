@@ -25,7 +25,7 @@ GROUPS: list[tuple[int, tuple[str, ...]]] = [
     (0, ("__init__.py", "errors.py", "noise.py", "notation.py", "pickles.py", "hub.py")),
     (1, ("images.py", "formats.py", "jpegfile.py", "storage.py", "datasets.py")),
     (2, ("operators/", "problems.py")),
-    (3, ("eight_bits.py", "networks.py", "guided.py", "priors.py", "flows.py")),
+    (3, ("eight_bits.py", "networks.py", "guided.py", "priors.py", "flows.py", "latents.py")),
     (3, ("perceptual.py", "inception.py")),
     (4, ("solvers/",)),
     (5, ("tiling.py", "estimates.py", "diagnosis/", "fast.py", "jobs.py", "pipeline.py")),

@@ -6,9 +6,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddc.latents import Autoencoder, LatentPrior
 from ddc.networks import CompactUNet
-from ddc.priors import DataConsistency
+from ddc.priors import DataConsistency, schedule_from_config, scheduler_config
 from ddc.solvers.posterior import CONDITIONS, PosteriorDenoiser
+
+TINY_VAE: dict[str, Any] = {
+    "block_out_channels": [8, 8, 16, 16],
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+}
 
 
 def tiny_unet(in_channels: int, seed: int, out_channels: int = 3) -> CompactUNet:
@@ -75,6 +84,18 @@ def small_diffusers(**options: Any) -> Any:
         attention_head_dim=8,
         **options,
     ).eval()
+
+
+def tiny_latent_prior(channels: int = 4) -> LatentPrior:
+    """A small latent prior of diffusers' classes, 8×."""
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(1)
+    vae = AutoencoderKL(**TINY_VAE, latent_channels=channels, scaling_factor=0.7, shift_factor=0.1)
+    unet = small_diffusers(in_channels=channels, out_channels=channels)
+    config = scheduler_config(prediction_type="v_prediction")
+    prior = LatentPrior(Autoencoder(vae), unet, schedule_from_config(config), "v_prediction", None, config)
+    return prior.eval().requires_grad_(False)
 
 
 def lzw_tiff(pixels: np.ndarray, photometric: int | None = None, orientation: int = 1) -> bytes:

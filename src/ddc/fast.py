@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ddc.errors import UserError
 from ddc.images import to_unit
+from ddc.latents import LatentPrior
 from ddc.networks import ResidualBlock, run_unet, unet_size_multiple, write_out_norms
 from ddc.noise import Noise
 from ddc.perceptual import cache_folder
@@ -35,6 +36,7 @@ logger = logging.getLogger("ddc")
 
 DType = Literal["auto", "float16", "bfloat16", "float32"]
 AGREEMENT = {torch.float16: 50.0, torch.bfloat16: 40.0}  # dB against float32 that a precision must reach
+LATENT_BATCH = 4  # pictures at once with a latent prior, whose solvers keep the decoder's activations
 LARGEST_BATCH = 16  # a larger batch only needs more memory, because the chip is busy
 PATIENCE = 1000  # network calls that take about as long as compiling: 200 restorations of a batch
 CUDA_GRAPH_BATCH = 4  # up to this batch size, launching kernels costs more than running them
@@ -92,6 +94,8 @@ def accelerate_models(
     size: the height and width that compiled networks are made for; other sizes run uncompiled
     """
     device = torch.device(device)
+    if isinstance(prior, LatentPrior) and device.type == "cuda":
+        return accelerate_latents(prior, device, dtype, bool(compile or autotune), batch)
     if device.type != "cuda":
         if dtype not in ("auto", "float32"):
             raise UserError(f"the fast path of {device.type} works in float32; {dtype} needs a CUDA device")
@@ -117,6 +121,16 @@ def accelerate_models(
                 part.unet.sizes = tuple(sorted({1, batch}))
                 part.unet.autotune, part.unet.patience = autotune, patience
     return FastModels(*fast, chosen, batch, compile)
+
+
+def accelerate_latents(
+    prior: LatentPrior, device: torch.device, dtype: DType, compile: bool, batch: int | None
+) -> FastModels:
+    """A copy of a latent prior for CUDA, channels last. It stays in float32, in which its solvers fit latents."""
+    if dtype not in ("auto", "float32") or compile:
+        raise UserError("a latent prior works in float32 and is not compiled; leave the precision and --compile out")
+    copied = copy.deepcopy(prior).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return FastModels(copied, None, torch.float32, batch or LATENT_BATCH, False)
 
 
 def cpu_unet(unet: nn.Module) -> nn.Module:

@@ -126,7 +126,9 @@ def part_of(config: dict[str, object]) -> str:
         return "network"
     if "task" in config:
         return f"i2sb-{config['task']}"
-    return "posterior" if config.get("posterior") else "dncnn" if config["_class_name"] == "DnCNN" else "prior"
+    if config.get("posterior"):
+        return "posterior"
+    return {"DnCNN": "dncnn", "AutoencoderKL": "prior/vae"}.get(str(config["_class_name"]), "prior")
 
 
 CARD = """---

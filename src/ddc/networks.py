@@ -148,7 +148,7 @@ RANGES = {
     **{"in_channels": (1, 64), "out_channels": (1, 64), "patch_size": (1, 16), "channels": (1, 8192)},
     **{"encoder_blocks": (0, 64), "decoder_blocks": (0, 64), "middle_blocks": (0, 64), "attention_levels": (0, 7)},
     **{"head_dim": (1, 8192), "groups": (1, 8192), "layers_per_block": (1, 64), "block_out_channels": (1, 8192)},
-    **{"depth": (2, 200), "width": (1, 8192), "conditions": (0, 64)},
+    **{"depth": (2, 200), "width": (1, 8192), "conditions": (0, 64), "latent_channels": (1, 64)},
 }
 LISTS = ("channels", "encoder_blocks", "decoder_blocks", "attention_levels", "block_out_channels")
 LARGEST_MULTIPLE = 256  # of pixels to which a network pads a picture
@@ -346,8 +346,9 @@ def build_network(config: dict[str, Any]) -> nn.Module:
 
 
 def network_config(network: nn.Module) -> dict[str, Any]:
-    """The configuration that `build_network` takes."""
-    return {"_class_name": type(network).__name__, **dict(network.config)}  # type: ignore[arg-type]
+    """The configuration that `build_network` takes; diffusers' own remarks, such as which values are defaults, stay out."""
+    settings = {k: v for k, v in dict(network.config).items() if not k.startswith("_")}  # type: ignore[arg-type]
+    return {"_class_name": type(network).__name__, **settings}
 
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
@@ -418,7 +419,7 @@ def load_network(
     network = build(config)
     network.load_state_dict(state)
     network.eval().requires_grad_(False)
-    if not isinstance(network, CompactUNet) and "in_channels" in network.config:  # type: ignore[operator]
+    if build is build_network and not isinstance(network, CompactUNet):
         from ddc.guided import try_out
 
         try_out(network, folder)

@@ -24,11 +24,12 @@ from ddc.errors import UserError
 from ddc.fast import TRAINED_SIZE, accelerate_models, cpu_threads, cpu_unet, default_tile, pick_device
 from ddc.images import ROUNDING_8_BIT, Picture, checked_floats
 from ddc.jobs import Clock, Execution, Forecast, Image, Job, Options, Request
+from ddc.latents import LatentPrior
 from ddc.operators.base import Operator, Size
 from ddc.operators.colorize import Colorize
 from ddc.operators.inpaint import Denoise
 from ddc.perceptual import interval
-from ddc.priors import DataConsistency, Prior
+from ddc.priors import DataConsistency, Prior, autoencoder_folder
 from ddc.problems import Problem, Task
 from ddc.solvers.base import Callback, Run, Solver
 from ddc.solvers.bridge import Bridge
@@ -38,11 +39,9 @@ from ddc.solvers.posterior import PosteriorDenoiser
 logger = logging.getLogger("ddc")
 
 DEFAULT_MODEL = Path(__file__).parent / "models" / "default"  # what is shipped with the package
-PARTS = {
-    "bridge": "i2sb-{task}",
-    "denoiser": "dncnn",
-    "posterior": "posterior",
-}  # the folders of networks that solvers need beside the model
+# the folders of networks that solvers need beside the model
+PARTS = {"bridge": "i2sb-{task}", "denoiser": "dncnn", "posterior": "posterior"}
+LATENT_SOLVER = "resample"  # of a latent prior, if none is named: the better one in its paper
 DOUBT_SAMPLES = 8  # from which the interval of a pixel is found
 MOST_NOISE = 0.1  # that the shipped network was trained for, in [0, 1] units
 
@@ -88,8 +87,9 @@ class RestorationPipeline:
     ) -> None:
         """Without a prior, it and the network are read from the model's folder when a solver first needs them."""
         self.folder = folder
-        self.solver = "ddc" if prior is not None else default_solver(folder)  # if none is named
         self._plain = None if prior is None else (prior, network)  # as given, before they were prepared for a device
+        usual = LATENT_SOLVER if self.latent else "ddc"
+        self.solver = usual if prior is not None else default_solver(folder)  # if none is named
         if prior is not None:
             self.prior, self.network = prior, network
         self._target: tuple[bool, dict[str, Any]] = (False, {})  # the fast path, and its options
@@ -107,7 +107,7 @@ class RestorationPipeline:
 
         In a model with posterior/ the others are read only when a solver needs them.
         A prior's own folder (unet/ and scheduler/) works as well, and so does a folder with network/ alone, which uses
-        the shipped prior. `network` names a data-consistency network in another folder.
+        the shipped prior. A latent prior has vae/ beside them. `network` names a data-consistency network in another folder.
         """
         folder = DEFAULT_MODEL if folder is None else model_folder(folder)
         if network is None and default_solver(folder) == "posterior":
@@ -244,6 +244,7 @@ class RestorationPipeline:
 
     def check_training(self, solver: Solver, problem: Problem) -> None:
         """Refuse a solver whose network is missing; warn if the shipped one was not trained for the task or the noise."""
+        self.check_prior(solver)
         if not {"network", "posterior"} & {*solver.needs}:
             return
         if "network" in solver.needs and self.network is None:
@@ -262,8 +263,24 @@ class RestorationPipeline:
                 unknown,
             )
 
+    @property
+    def latent(self) -> bool:
+        """Whether the prior is one of latents."""
+        return self._plain is not None and isinstance(self._plain[0], LatentPrior)
+
+    def check_prior(self, solver: Solver) -> None:
+        """Refuse a solver that needs the other kind of prior."""
+        if solver.latent == self.latent or not {"prior", "network"} & {*solver.needs}:
+            return
+        needed, has, use = "a prior of pictures", "latents", "use resample or psld"
+        if solver.latent:
+            needed, has = "a latent prior (a folder with vae/, unet/ and scheduler/)", "pictures"
+            use = "name such a folder with --model, or use another solver"
+        raise UserError(f"{solver.name} needs {needed}, and {self.folder or 'this model'} has one of {has}; {use}")
+
     def parts(self, solver: Solver, problem: Problem) -> dict[str, Any]:
         """The networks that a solver uses beside the prior, on this device."""
+        self.check_prior(solver)
         if "network" in solver.needs:
             return {"network": self.network}
         key = (solver.name, *part_names(solver, problem.name))
@@ -404,6 +421,12 @@ def _read_models(folder: Path, network: str | Path | None) -> tuple[Prior, DataC
         if prior is None:
             lack = ", and none is shipped with this package" if (folder / "network").is_dir() else ""
             raise UserError(f"{folder} is not a model: it has no prior/ (with unet/ and scheduler/) in it{lack}")
+        if autoencoder_folder(prior) is not None:
+            if network is not None:
+                raise UserError(
+                    f"{folder} is a latent prior, which has no data-consistency network; leave --network out"
+                )
+            return LatentPrior.from_pretrained(prior).requires_grad_(False), None
         network_folder = Path(network) if network is not None else folder / "network"
         has_network = network is not None or network_folder.is_dir()
         return (
@@ -417,8 +440,10 @@ def _read_models(folder: Path, network: str | Path | None) -> tuple[Prior, DataC
 
 
 def default_solver(model: str | Path | None) -> str:
-    """The solver of a model if none is named: posterior, if the model has such a network, else ddc."""
+    """The solver of a model if none is named: posterior, if the model has such a network, else ddc; resample for latents."""
     folder = DEFAULT_MODEL if model is None else model_folder(model)
+    if (prior := prior_folder(folder)) is not None and autoencoder_folder(prior) is not None:
+        return LATENT_SOLVER
     return "posterior" if (folder / PARTS["posterior"] / "config.json").is_file() else "ddc"
 
 

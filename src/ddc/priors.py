@@ -24,27 +24,9 @@ SCHEDULER = "scheduler_config.json"
 LONGEST = 100_000  # steps of a schedule
 # diffusers' schedulers of models that were trained as DDPMs; the others have another noise or another target
 DDPM_LIKE = [
-    "DDPM",
-    "DDIM",
-    "DDIMInverse",
-    "DDPMParallel",
-    "DDIMParallel",
-    "PNDM",
-    "IPNDM",
-    "UniPCMultistep",
-    "LMSDiscrete",
-    "DPMSolverMultistep",
-    "SASolver",
-    "DPMSolverSinglestep",
-    "DPMSolverSDE",
-    "DEISMultistep",
-    "UnCLIP",
-    "RePaint",
-    "EulerDiscrete",
-    "EulerAncestralDiscrete",
-    "HeunDiscrete",
-    "KDPM2Discrete",
-    "KDPM2AncestralDiscrete",
+    *("DDPM", "DDIM", "DDIMInverse", "DDPMParallel", "DDIMParallel", "PNDM", "IPNDM", "UniPCMultistep", "LMSDiscrete"),
+    *("DPMSolverMultistep", "DPMSolverSinglestep", "DPMSolverSDE", "SASolver", "DEISMultistep", "UnCLIP", "RePaint"),
+    *("EulerDiscrete", "EulerAncestralDiscrete", "HeunDiscrete", "KDPM2Discrete", "KDPM2AncestralDiscrete"),
 ]
 # and of models with another noise, see `ddc.flows`
 FLOW = ["FlowMatchEulerDiscrete", "FlowMatchHeunDiscrete"]
@@ -242,23 +224,12 @@ class Prior(nn.Module):
     def from_pretrained(folder: str | Path) -> "Prior":
         """Read a prior: a diffusers pipeline folder (unet/ and scheduler/), or one flat folder."""
         folder = Path(folder)
-        unet_folder = folder / "unet" if (folder / "unet").is_dir() else folder
-        config = read_config(unet_folder)
-        if "inputs" in config:  # what a data-consistency network reads
-            raise UserError(f"{folder} is a data-consistency network, not a prior; name it with --network")
-        if "task" in config:  # what a bridge was trained for
+        if autoencoder_folder(folder) is not None:
             raise UserError(
-                f"{folder} is a bridge network (for i2sb and cddb) and not a prior; put it beside a prior, as "
-                f"i2sb-{config['task']}"
+                f"{folder} is a latent prior, for the solvers resample, psld and hgu; expected one of pictures"
             )
-        unet = load_network(unet_folder, config)
-        scheduler = read_scheduler(folder)
-        kind = prediction_type_of(scheduler)
-        clamp = scheduler.get("clip_sample_range", 1.0) if scheduler.get("clip_sample") else None
-        if clamp is not None and (type(clamp) not in (int, float) or not 0 < clamp < math.inf):
-            raise UserError(f"clip_sample_range is {str(clamp)[:40]!r}; expected a number above 0")
-        prior = Prior(unet, schedule_from_config(scheduler), kind, clamp, scheduler)
-        outputs = int(unet.config["out_channels"])  # type: ignore[index]
+        prior = Prior(*read_prior(folder))
+        outputs = int(prior.unet.config["out_channels"])  # type: ignore[index]
         if prior.channels != 3 or outputs not in (3, 6):
             raise UserError(
                 f"{folder} is not an RGB prior: it has {prior.channels} input and {outputs} output channels; "
@@ -273,6 +244,33 @@ class Prior(nn.Module):
         place = Path(folder, "scheduler")
         place.mkdir(exist_ok=True)
         (place / SCHEDULER).write_text(json.dumps(self.scheduler_config, indent=2) + "\n")
+
+
+def autoencoder_folder(folder: Path) -> Path | None:
+    """Where a latent prior, or its unet/, has its autoencoder; None for a prior of pictures."""
+    whole = folder.absolute().parent if folder.name == "unet" else folder
+    places = [whole / name for name in ("vae", "vqvae")] if (whole / "unet").is_dir() else []
+    return next((place for place in places if place.is_dir()), None)
+
+
+def read_prior(folder: Path) -> tuple[nn.Module, Schedule, PredictionType, float | None, dict[str, Any]]:
+    """The network of a prior's folder and what follows from its scheduler, as `Prior` takes them."""
+    unet_folder = folder / "unet" if (folder / "unet").is_dir() else folder
+    config = read_config(unet_folder)
+    if "inputs" in config:  # what a data-consistency network reads
+        raise UserError(f"{folder} is a data-consistency network, not a prior; name it with --network")
+    if "task" in config:  # what a bridge was trained for
+        raise UserError(
+            f"{folder} is a bridge network (for i2sb and cddb) and not a prior; put it beside a prior, as "
+            f"i2sb-{config['task']}"
+        )
+    unet = load_network(unet_folder, config)
+    scheduler = read_scheduler(folder)
+    kind = prediction_type_of(scheduler)
+    clamp = scheduler.get("clip_sample_range", 1.0) if scheduler.get("clip_sample") else None
+    if clamp is not None and (type(clamp) not in (int, float) or not 0 < clamp < math.inf):
+        raise UserError(f"clip_sample_range is {str(clamp)[:40]!r}; expected a number above 0")
+    return unet, schedule_from_config(scheduler), kind, clamp, scheduler
 
 
 def read_scheduler(folder: Path) -> dict[str, Any]:

@@ -480,10 +480,15 @@ def test_one_sigma_for_each_image() -> None:
 # how far each one ends from the true posterior: a figure to report, since most do not converge to it
 
 SAMPLED = {"dps": 2000, "mcg": 2000, "reddiff": 2000}  # not affine: from so many samples
+WITHOUT_NETWORKS = [
+    name
+    for name, kind in SOLVERS.items()
+    if not {"network", "posterior", "denoiser"} & {*kind.needs} and not kind.latent
+]
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.4])
-@pytest.mark.parametrize("name", [name for name in SOLVERS if name not in ("ddc", "pnp-admm", "posterior")])
+@pytest.mark.parametrize("name", WITHOUT_NETWORKS)
 def test_distance_to_the_posterior(name: str, sigma: float, record_property: Callable[..., None]) -> None:
     y = measurement(sigma)
     exact = PRIOR.posterior(A, y, sigma)

@@ -21,6 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from training_parts import (
     INPUTS,
+    latent_words,
     quick_arguments,
     tiny,
     tiny_objective,
@@ -128,6 +129,8 @@ def command(kind: str, pictures: Path, folder: Path, out: Path, **options: Any) 
     words = ["train", kind, *quick_arguments(pictures, out, **options)]
     if kind == "prior":
         return [*words, "--network", str(write_config(folder / "prior.json", in_channels=3))]
+    if kind in ("autoencoder", "latent"):
+        return [*words, *latent_words(kind, folder)]
     if not (folder / "prior").exists():
         tiny_prior().save_pretrained(folder / "prior")
     config = write_config(folder / "network.json", inputs=INPUTS, residual="blend")
@@ -135,7 +138,7 @@ def command(kind: str, pictures: Path, folder: Path, out: Path, **options: Any) 
     return [*words, "--network", str(config), "--prior", str(folder / "prior"), "--tasks", tasks]
 
 
-@pytest.mark.parametrize("kind", ["prior", "ddc"])
+@pytest.mark.parametrize("kind", ["prior", "ddc", "autoencoder", "latent"])
 def test_killed_and_resumed_is_bit_identical(kind: str, pictures: Path, tmp_path: Path) -> None:
     extra = ["--trajectory-share", "0.5", "--noiseless-share", "0.5"] if kind == "ddc" else []
     steps = {"steps": 9, "save-every": 2}

@@ -29,7 +29,7 @@ def test_help_does_not_need_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False\n") and "--sigma-max" in done.stdout
-    for kind in ("prior", "ddc", "i2sb", "dncnn"):
+    for kind in ("prior", "ddc", "i2sb", "dncnn", "autoencoder", "latent"):
         assert f"• {kind}" in done.stdout
 
 

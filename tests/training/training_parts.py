@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
-from ddc.networks import CompactUNet
+from ddc.networks import CompactUNet, network_config
 from ddc.priors import DataConsistency, Prior, schedule_from_config, scheduler_config
 from ddc.training.data import Mixes, TaskMix, parse_tasks
 from ddc.training.ddc import DDCObjective
 from ddc.training.objectives import PriorObjective
 from ddc.training.settings import DDCSettings, PriorSettings
+from tiny import TINY_VAE, small_diffusers, tiny_latent_prior
 
 TINY: dict[str, Any] = {
     "channels": (8, 16),
@@ -77,3 +78,16 @@ def quick_arguments(pictures: Path, out: Path, **options: Any) -> list[str]:
 def write_config(path: Path, **extra: Any) -> Path:
     path.write_text(json.dumps({"_class_name": "CompactUNet", "out_channels": 3, **TINY, **extra}))
     return path
+
+
+def latent_words(kind: str, folder: Path) -> list[str]:
+    """What else the command line needs to train a tiny autoencoder or a tiny latent prior."""
+    if kind == "autoencoder":
+        path = folder / "autoencoder.json"
+        path.write_text(json.dumps({"_class_name": "AutoencoderKL", "latent_channels": 4, **TINY_VAE}))
+        return ["--network", str(path)]
+    if not (folder / "vae").exists():
+        tiny_latent_prior().autoencoder.save_pretrained(folder / "vae")
+    path = folder / "unet.json"
+    path.write_text(json.dumps(network_config(small_diffusers())))
+    return ["--network", str(path), "--autoencoder", str(folder / "vae")]

@@ -76,6 +76,7 @@ class Bench:
 
     def load(self) -> "tuple[Prior, DataConsistency | None, Path | None]":
         """The networks to measure, and their folder if they have one."""
+        from ddc.errors import UserError
         from ddc.evaluation.speed import random_models
         from ddc.pipeline import DEFAULT_MODEL, RestorationPipeline
 
@@ -85,4 +86,8 @@ class Bench:
         if folder is None:
             return *random_models("compact", "compact"), None
         pipe = RestorationPipeline.from_pretrained(folder)
+        if pipe.latent:
+            raise UserError(
+                f"{folder} is a latent prior, and `ddc bench` measures priors of pictures; name another model"
+            )
         return pipe.prior, pipe.network, folder

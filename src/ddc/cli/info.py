@@ -10,6 +10,8 @@ import tyro
 if TYPE_CHECKING:
     from torch import nn
 
+    from ddc.latents import Autoencoder
+
 PACKAGES = "deep-data-consistency torch diffusers safetensors pillow pillow-heif accelerate gradio"
 
 
@@ -51,6 +53,7 @@ class Info:
 def _model(folder: Path, size: int) -> dict[str, Any]:
     """A model's networks, or the one network that `ddc train ddc`, `i2sb` or `dncnn` exported."""
     from ddc.fast import default_tile, pick_device
+    from ddc.latents import CLASSES, Autoencoder, LatentPrior
     from ddc.networks import read_config
     from ddc.pipeline import RestorationPipeline
     from ddc.priors import DataConsistency
@@ -73,9 +76,14 @@ def _model(folder: Path, size: int) -> dict[str, Any]:
     if config.get("_class_name") == "DnCNN":
         dncnn = DnCNN.from_pretrained(folder)
         return facts | {"denoiser": {"parameters": _parameters(dncnn), **dncnn.config}}
+    if config.get("_class_name") in CLASSES:
+        return facts | {"autoencoder": _autoencoder(Autoencoder.from_pretrained(folder))}
     pipe = RestorationPipeline.from_pretrained(folder)
     prior, schedule = pipe.prior, pipe.prior.schedule
     facts["tile"] = default_tile(pick_device("auto"))
+    if isinstance(prior, LatentPrior):
+        facts["autoencoder"] = _autoencoder(prior.autoencoder)
+        size = -(-size // prior.factor)
     facts["prior"] = {
         **_unet(prior.unet, size),
         "predicts": prior.prediction_type,
@@ -88,6 +96,16 @@ def _model(folder: Path, size: int) -> dict[str, Any]:
         },
     }
     return facts | ({"network": consistency(pipe.network)} if pipe.network is not None else {})
+
+
+def _autoencoder(autoencoder: "Autoencoder") -> dict[str, Any]:
+    return {
+        "class": type(autoencoder.vae).__name__,
+        "parameters": _parameters(autoencoder),
+        "latent channels": autoencoder.channels,
+        "factor": autoencoder.factor,
+        "scale and shift": [autoencoder.scale, autoencoder.shift],
+    }
 
 
 def _kind(scheduler: dict[str, Any]) -> str:

@@ -1,11 +1,19 @@
-"""`ddc train`: a prior, a data-consistency network, a posterior network, a bridge or a denoiser."""
+"""`ddc train`: priors, of pictures or latents, and the networks of solvers."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
-from ddc.training.settings import BridgeSettings, DDCSettings, DnCNNSettings, PosteriorSettings, PriorSettings
+from ddc.training.settings import (
+    AutoencoderSettings,
+    BridgeSettings,
+    DDCSettings,
+    DnCNNSettings,
+    LatentSettings,
+    PosteriorSettings,
+    PriorSettings,
+)
 
 
 @dataclass(frozen=True)
@@ -17,7 +25,9 @@ class Train:
         | Annotated[DDCSettings, tyro.conf.subcommand("ddc")]
         | Annotated[PosteriorSettings, tyro.conf.subcommand("posterior")]
         | Annotated[BridgeSettings, tyro.conf.subcommand("i2sb")]
-        | Annotated[DnCNNSettings, tyro.conf.subcommand("dncnn")],
+        | Annotated[DnCNNSettings, tyro.conf.subcommand("dncnn")]
+        | Annotated[AutoencoderSettings, tyro.conf.subcommand("autoencoder")]
+        | Annotated[LatentSettings, tyro.conf.subcommand("latent")],
         tyro.conf.arg(name=""),
     ]
 

@@ -164,10 +164,10 @@ class Models:
 
     def prior_folder(self, name: str) -> Path:
         own = self.priors.get(name, self.folders[name])
-        folder = prior_folder(own if (own / "prior").is_dir() else next(iter(self.folders.values())))
-        if folder is None:
-            raise UserError(f"the model {own} has no prior/ (with unet/ and scheduler/) in it")
-        return folder
+        complete = any((own / part).is_dir() for part in ("prior", "unet"))
+        if folder := prior_folder(own if complete else next(iter(self.folders.values()))):
+            return folder
+        raise UserError(f"the model {own} has no prior/ (with unet/ and scheduler/) in it")
 
     def fingerprint(self, name: str) -> str:
         """Hashes of the model's network and of its prior; the recorded ones if the folder is gone."""

@@ -8,6 +8,7 @@ from ddc.solvers.ddrm import DDRM
 from ddc.solvers.dds import DDS
 from ddc.solvers.diffpir import DiffPIR
 from ddc.solvers.gradients import DPS, MCG, PiGDM
+from ddc.solvers.latent import HGU, PSLD, Reconstruction, ReSample
 from ddc.solvers.pnp_admm import PnPADMM
 from ddc.solvers.posterior import Posterior
 from ddc.solvers.reddiff import REDdiff
@@ -30,8 +31,12 @@ SOLVERS: dict[str, type[Solver]] = {
         DDS,
         DiffPIR,
         Posterior,
+        PSLD,
+        ReSample,
+        HGU,
         Unconditional,
         PseudoInverse,
+        Reconstruction,
     )
 }
 

@@ -44,6 +44,8 @@ RANGES: dict[str, tuple[float, float]] = {
         "rho": (1e-9, math.inf),
         "c": (0, math.inf),
     },
+    **{"omega": (0, math.inf), "every": (1, math.inf), "iterations": (1, 100_000), "lookahead": (0, 1000)},
+    **{"order": (1, 2), "eta1": (0, 0.9999999), "eta2": (0, 0.9999999), "tolerance": (0, math.inf)},
 }
 
 
@@ -69,16 +71,19 @@ class Run:
     ) -> None:
         self.y, self.problem, self.callback = y, problem, callback
         self.prior: Any = prior
-        self.noise = Noise(noise, corners, y.device) if isinstance(noise, list) else noise
         self.parts = parts
         self.A: Any = problem.operator  # the solver's `operators` says which kind it is
         self.sigma = problem.sigma
         self.size: Size = size or problem.operator.image_size(y)
-        self.shape = (y.shape[0], 3, *self.size)
+        factor = getattr(prior, "factor", 1)  # of a latent prior
+        height, width = (-(-side // factor) for side in self.size)
+        self.shape = (y.shape[0], getattr(prior, "channels", 3), height, width)
+        corners = [(top // factor, left // factor) for top, left in corners]
+        self.noise = Noise(noise, corners, y.device) if isinstance(noise, list) else noise
         self._step = (0, 0, 0)
 
     def normal(self) -> Tensor:
-        """The next standard normal field, in the shape of the pictures."""
+        """The next standard normal field, in the shape of what the prior is of: pictures, or latents."""
         return self.noise.normal(self.shape)
 
     def steps(self, pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -120,6 +125,7 @@ class Solver(ABC):
     name: ClassVar[str]
     operators: ClassVar[type] = LinearOperator  # what its maths can take
     needs: ClassVar[tuple[str, ...]] = ("prior",)  # the networks it uses: "prior", "network", "denoiser" or "bridge"
+    latent: ClassVar[bool] = False  # whether the prior must be one of latents, and not one of pictures
     zeta_range: ClassVar[tuple[float, float]] = (0.0, math.inf)
     paper: ClassVar[dict[str, dict[type, float]]] = {}  # setting → operator → value; the first that fits is used
 

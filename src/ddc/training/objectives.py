@@ -20,7 +20,7 @@ from ddc.networks import build_network
 from ddc.noise import Noise, derive_seed, on_device
 from ddc.perceptual import LPIPS
 from ddc.pipeline import PARTS
-from ddc.priors import Prior, Schedule, read_preset, schedule_from_config, scheduler_config
+from ddc.priors import PredictionType, Prior, Schedule, read_preset, schedule_from_config, scheduler_config
 from ddc.problems import check_sigma
 from ddc.solvers.bridge import I2SB, Bridge, BridgeSchedule
 from ddc.solvers.pnp_admm import DnCNN
@@ -109,33 +109,18 @@ class PriorObjective(Objective):
 
     @classmethod
     def from_settings(cls, settings: PriorSettings) -> "PriorObjective":
-        prediction, clamp, learned = settings.prediction, settings.clamp, settings.learned_variance
-        scheduler = scheduler_config(1000, settings.beta_schedule, prediction, clamp, learned)
-        if settings.init is None:
-            outputs = {"in_channels": 3, "out_channels": 6 if learned else 3}
-            unet = build_network(read_preset("prior", settings.network) | outputs)
-        else:
-            start = Prior.from_pretrained(settings.init)
-            unet, then = start.unet, start.scheduler_config
-            keys = ("num_train_timesteps", "beta_schedule", "prediction_type", "variance_type")
-            different = [
-                f"{key} was {then[key]} and is {scheduler[key]}"
-                for key in keys
-                if key in then and then[key] != scheduler[key]
-            ]
-            if different:
-                raise UserError(
-                    f"the prior in {settings.init} was trained otherwise: {'; '.join(different)}. Use the same "
-                    "options, or leave --init out"
-                )
-        return cls(settings, Prior(unet, schedule_from_config(scheduler), prediction, clamp, scheduler))
+        return cls(settings, Prior(*new_prior(settings, "prior", 3, Prior)))
 
     def prepare(self, device: torch.device) -> None:
         if device.type == "cuda":  # a table on the CPU would be copied at each use, and each copy waits
             self.prior.schedule = Schedule(self.prior.schedule.alpha_bars.to(device))
 
+    def take(self, draws: Draws, batch: int) -> tuple[Tensor, list[int]]:
+        """What the prior is of, in the next draws, and their numbers."""
+        return draws.take(batch)
+
     def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
-        x0, numbers = draws.take(batch)
+        x0, numbers = self.take(draws, batch)
         schedule = self.prior.schedule
         t = on_device(draws.times(numbers, schedule.train_steps), x0.device, torch.int64)
         z = draws.noise(numbers, x0.shape)
@@ -188,6 +173,30 @@ class PriorObjective(Objective):
         n = self.prior.schedule.train_steps
         columns = [crops, *self._denoise(crops, n // 5), *self._denoise(crops, 3 * n // 5)]
         return list(torch.stack(columns, dim=1).unbind(0))
+
+
+def new_prior(
+    settings: PriorSettings, kind: str, channels: int, load: type[Prior]
+) -> tuple[nn.Module, Schedule, PredictionType, float | None, dict[str, Any]]:
+    """What `Prior` is made of, with a new network of these channels, or with that in `settings.init`."""
+    prediction, clamp, learned = settings.prediction, settings.clamp, settings.learned_variance
+    scheduler = scheduler_config(1000, settings.beta_schedule, prediction, clamp, learned)
+    if settings.init is None:
+        outputs = {"in_channels": channels, "out_channels": 2 * channels if learned else channels}
+        unet = build_network(read_preset(kind, settings.network) | outputs)
+        return unet, schedule_from_config(scheduler), prediction, clamp, scheduler
+    start = load.from_pretrained(settings.init)
+    then = start.scheduler_config
+    keys = ("num_train_timesteps", "beta_schedule", "prediction_type", "variance_type")
+    different = [
+        f"{key} was {then[key]} and is {scheduler[key]}" for key in keys if key in then and then[key] != scheduler[key]
+    ]
+    if different:
+        raise UserError(
+            f"the prior in {settings.init} was trained otherwise: {'; '.join(different)}. Use the same "
+            "options, or leave --init out"
+        )
+    return start.unet, schedule_from_config(scheduler), prediction, clamp, scheduler
 
 
 def variational_bound(schedule: Schedule, x0: Tensor, x: Tensor, x0_hat: Tensor, t: Tensor, v: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ddc.errors import UserError
+from ddc.latents import Autoencoder, LatentPrior
 from ddc.networks import check_fit, read_weights, save_weights
 from ddc.priors import DataConsistency, Prior
 from ddc.solvers.bridge import Bridge
@@ -36,7 +37,9 @@ from ddc.solvers.posterior import PosteriorDenoiser
 LATEST, RECORD = "latest", "record.json"
 # what a save writes before it renames; "partial" is that of older versions
 _TEMPORARY = re.compile(rf"\.(step-\d+(-\d+)?|{LATEST})\.[0-9a-f]{{8}}|step-\d+\.partial")
-MODELS: dict[str, Any] = {kind.__name__: kind for kind in (Prior, DataConsistency, PosteriorDenoiser, Bridge, DnCNN)}
+MODELS: dict[str, Any] = {
+    kind.__name__: kind for kind in (Prior, DataConsistency, PosteriorDenoiser, Bridge, DnCNN, Autoencoder, LatentPrior)
+}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "8bit": torch.int8}
 _NOT_TERMS = ("step", "rate", "images_per_second")
 
@@ -205,7 +208,7 @@ def check_replaceable(folder: Path) -> None:
         inside = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
     except OSError as error:
         raise UserError(f"{folder} cannot be read ({error}); name a new folder") from None
-    if others := inside - {"unet", "scheduler"}:  # the folders of a prior; others are models of their own
+    if others := inside - {"unet", "scheduler", "vae"}:  # the folders of a prior; others are models of their own
         raise UserError(f"{folder} would be replaced with the folder {min(others)} in it; name a new folder")
 
 

@@ -149,6 +149,34 @@ class PriorSettings(LoopSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AutoencoderSettings(LoopSettings):
+    """Train an autoencoder, for a latent prior."""
+
+    objective = "ddc.training.latent:AutoencoderObjective"
+
+    network: str = "kl-f8"
+    """Preset (kl-f8) or a JSON file with the configuration of diffusers' AutoencoderKL."""
+    w_lpips: float = 0.5
+    """Weight of LPIPS (AlexNet), beside the mean absolute error in [-1, 1] units."""
+    lpips_shift: int = 8
+    """Shift the pictures by up to this many pixels before LPIPS, which avoids a pattern of its 4-pixel stride."""
+    w_kl: float = 1e-4
+    """Weight of the KL divergence of the latents from N(0, I), as a mean over their numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentSettings(PriorSettings):
+    """Train a latent prior, for the solvers resample, psld and hgu."""
+
+    objective = "ddc.training.latent:LatentObjective"
+
+    autoencoder: Path
+    """Folder of the frozen autoencoder: vae/ of `ddc train autoencoder`, or of any diffusers model."""
+    network: str = "unet"
+    """Preset (unet) or a JSON file with the network's configuration."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MixSettings(LoopSettings):
     """The measurements that a network is trained on."""
 

@@ -104,6 +104,8 @@ class Service:
         return [name for name, kind in SOLVERS.items() if self._has_networks(kind())]
 
     def _has_networks(self, solver: Solver) -> bool:
+        if "prior" in solver.needs and solver.latent != self.pipe.latent:
+            return False
         if "network" in solver.needs and self.pipe.network is None:
             return False
         parts = {part for task in TASKS for part in part_names(solver, task)}
