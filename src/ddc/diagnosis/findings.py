@@ -36,6 +36,7 @@ SMALLEST_SHAKEN, NOISIEST_SHAKEN = 128, 0.04  # pixels and σ, beyond which no k
 LEAST_SHARE_OF_SHAKE = 0.35  # of what another blur leaves unexplained, that a kernel must explain
 SHAKEN = 1.5  # pixels of a kernel's spread; less may be texture
 LARGE_HOLE = 100  # pixels across, from which on the filling is invention
+LIKE_DEMOSAICING = 0.1  # from the factor 2: noise of which two pixels in three were interpolated looks enlarged
 STRONGEST = 0.12  # σ that is assumed at most
 
 
@@ -125,6 +126,8 @@ def examine(picture: Picture) -> Findings:
     # the blocks of a coarse JPEG file have the marks of an enlargement, twice or four times
     coarse = quality is not None and quality < COARSEST_TO_DEBLUR
     enlargement = None if coarse else detect_enlargement(luma, quality is not None)
+    if enlargement is not None and noise.found and abs(enlargement.factor - 2) < LIKE_DEMOSAICING:
+        enlargement = None
     try:
         level = detail_of(picture)
     except UserError:  # too few pixels are known
@@ -132,7 +135,7 @@ def examine(picture: Picture) -> Findings:
     sigma = noise_of(level, settings, 1 if picture.grey else 3)
     soft = enlargement is None and is_soft(luma)
     blur = _blur(picture, sigma) if soft else None
-    kernel = _shake(picture, luma, sigma, blur) if soft and not coarse else None
+    kernel = _shake(picture, luma, max(sigma, noise.white), blur) if soft and not coarse else None
     return Findings(
         blur,
         kernel,

@@ -13,7 +13,7 @@ from ddc.diagnosis.planes import WHITE, Plane, block_dct, luma_chroma
 
 BLOCK = 16  # pixels
 QUIET, STILL_QUIET = 0.05, 0.25  # quantiles of the blocks, the quietest first
-LEAST_BLOCKS = 40
+LEAST_BLOCKS, MANY_BLOCKS = 40, 200  # from which noise is told from texture, also by the coarse band of colour alone
 # A flat plane with white noise has 0.90 to 0.94 of its σ in the quietest blocks.
 QUIET_LEVEL = 0.92
 NOTICEABLE_LUMA, NOTICEABLE_CHROMA = 0.035, 0.025  # σ that is worth removing; grass has 0.03 in luma
@@ -85,7 +85,9 @@ def measure_noise(pixels: Plane, quality: int | None = None, aged: bool = False)
         and growth[0, 1] < slack * EVEN_LUMA[1]
     )
     white = max(luma.fine, luma.middle) if in_luma else 0.0
-    for rule in COMPRESSED_COLOUR if quality is not None and quality < COMPRESSED else UNCOMPRESSED_COLOUR:
+    compressed = quality is not None and quality < COMPRESSED
+    rules = UNCOMPRESSED_COLOUR if not compressed else COMPRESSED_COLOUR if power.shape[1] >= MANY_BLOCKS else ()
+    for rule in rules:
         level = chroma[rule.band]
         if (
             level >= rule.least
