@@ -401,7 +401,8 @@ class Judge:
 
     def __call__(self, row: str, path: Path) -> tuple[tuple[float, float], tuple[float, float], str, float]:
         """Returns PSNR and LPIPS before and after, what was done, and the seconds that it took."""
-        result = self.pipe(path, "auto")
+        options = {"scratches": True, "fix_colours": True} if row == "old_scan" else {}
+        result = self.pipe(path, "auto", **options)
         target = self.out / row / f"{path.stem}.png"
         result.picture.write(target)
         clean = np.asarray(Image.open(self.folder / "clean" / row / f"{path.stem}.png"))

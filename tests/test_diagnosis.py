@@ -10,8 +10,8 @@ import torch
 from scipy.ndimage import gaussian_filter
 from skimage import data
 
-from ddc.diagnosis.blocks import detect_blocks
-from ddc.diagnosis.content import belongs_to_picture, find_fading, find_marks, is_drawing
+from ddc.diagnosis.blocks import FirstSaving, detect_blocks
+from ddc.diagnosis.content import belongs_to_picture, find_fading, find_marks, is_drawing, with_fixed_colours
 from ddc.diagnosis.enlargement import detect_enlargement
 from ddc.diagnosis.findings import Findings, examine
 from ddc.diagnosis.grain import Bands, Noise, measure_noise
@@ -26,10 +26,12 @@ from ddc.diagnosis.treatment import (
     plan_treatment,
     regret,
     treatment,
+    with_marks_filled,
 )
 from ddc.estimates import BlurEstimate
 from ddc.images import Picture
 from ddc.operators.blur import KernelBlur, motion_kernel
+from ddc.operators.inpaint import Inpaint
 from ddc.problems import make_problem
 
 RESAMPLING = PIL.Image.Resampling
@@ -109,13 +111,13 @@ def test_an_enlargement_is_found_after_jpeg_and_a_blur_is_none() -> None:
 
 
 def test_noise_has_a_colour() -> None:
-    assert not measure_noise(unit(COFFEE)).luma_found
+    assert not measure_noise(unit(COFFEE)).found
     white = measure_noise(unit(with_grain(COFFEE, 0.05, 0)))
-    assert white.luma_found and white.white == pytest.approx(0.05, rel=0.15) and not white.coloured
+    assert white.found and white.white == pytest.approx(0.05, rel=0.15) and not white.coloured
     coarse = measure_noise(unit(with_grain(COFFEE, 0.04, 0.8)))
-    assert coarse.luma_found and coarse.chroma_found and coarse.coloured
+    assert coarse.found and coarse.coloured
     assert coarse.luma.fine < 0.04 < coarse.luma.middle and 0.05 < coarse.white < 0.12
-    assert not measure_noise(unit(COFFEE[:16, :16])).luma_found  # too small to tell
+    assert not measure_noise(unit(COFFEE[:16, :16])).found  # too small to tell
 
 
 def test_drawings_and_cut_outs_are_known() -> None:
@@ -142,10 +144,47 @@ def test_an_old_print_is_known() -> None:
     assert marks is not None and marks[60:320, 100:102].mean() > 0.9 and marks.mean() < 0.1
 
 
+def test_colours_are_fixed_without_a_network() -> None:
+    faded = Picture((0.18 + 0.6 * unit(COFFEE)) * np.array([1.08, 1, 0.76], np.float32), bits=32)
+    fixed = with_fixed_colours(faded)
+    assert np.abs(fixed.pixels - unit(COFFEE)).mean() < np.abs(faded.pixels - unit(COFFEE)).mean() / 2
+    flat = with_fixed_colours(Picture(np.full((40, 40, 3), 128, np.uint8)))
+    assert np.abs(flat.pixels - 0.5).max() < 0.01  # nothing to stretch
+
+
+def test_scratches_are_filled_on_demand() -> None:
+    scratched = COFFEE.copy()
+    scratched[40:340, 100:102] = 245
+    plan = with_marks_filled(Treatment("denoise", 0.05), Picture(scratched))
+    assert (
+        plan.task == "inpaint"
+        and plan.sigma == 0.05
+        and plan.marks is not None
+        and plan.marks[60:320, 100].mean() > 0.7
+    )
+    assert isinstance(plan.operator, Inpaint) and np.array_equal(plan.operator.mask[0, 0] == 0, plan.marks)
+    grey = Picture(np.full((64, 64, 3), 100, np.uint8))
+    assert with_marks_filled(Treatment(NOTHING), grey) == Treatment(NOTHING)
+
+
+def test_the_first_saving_is_found_and_comes_back() -> None:
+    first = jpeg(COFFEE, 30)
+    again = jpeg(first[3:, 5:], 90)
+    found = examine(Picture(again))
+    assert found.first == FirstSaving(30, 3, 5)
+    plan = treatment(found)
+    assert plan is not None and plan.task == "jpeg30" and plan.sigma == 0
+    back = plan.prepared(Picture(again)).pixels[16:-16, 16:-16].astype(int)
+    original = first[16:-16, 16:-16]
+    assert np.abs(back - original).mean() < np.abs(again[13:-16, 11:-16].astype(int) - original).mean() / 2
+
+
 def test_what_is_found_becomes_a_plan() -> None:
+    weak = treatment(Findings(quality=75))
+    assert weak is not None and weak.task == "denoise" and weak.solver == "one-pass" and 0.02 < weak.sigma < 0.04
     assert treatment(Findings()) is None and treatment(Findings(quality=92)) is None
     assert treatment(Findings(hole=120)) == Treatment("inpaint")
-    assert treatment(Findings(quality=30, grid=(5, 0), saved_again=True)) == Treatment("jpeg30", 0.008, grid=(5, 0))
+    assert treatment(Findings(quality=30, grid=(5, 0), saved_again=True)) == Treatment("jpeg30", 0.008, margins=(3, 0))
     assert treatment(Findings(drawing=True, sigma=0.1)) is None
     soft = treatment(Findings(blur=BlurEstimate(radius=3.0), quality=50))
     assert soft == Treatment("jpeg50")  # its marks would grow
@@ -167,7 +206,7 @@ def test_pictures_are_examined() -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [Treatment("sr4", shrink=4.0), Treatment("sr3", shrink=2.5), Treatment("jpeg30", grid=(5, 3))]
+    "plan", [Treatment("sr4", shrink=4.0), Treatment("sr3", shrink=2.5), Treatment("jpeg30", margins=(3, 5))]
 )
 def test_a_plan_returns_pictures_at_their_place(plan: Treatment) -> None:
     source = Picture(COFFEE[:101, :90])
@@ -177,15 +216,15 @@ def test_a_plan_returns_pictures_at_their_place(plan: Treatment) -> None:
     back = plan.finished(Picture(unit(enlarged)), source)
     assert back.size == source.size
     assert np.abs(back.pixels - unit(source.pixels)).mean() < 0.03
-    if plan.grid != (0, 0):
+    if plan.margins != (0, 0):
         assert prepared.size == (104, 95) and np.array_equal(back.pixels, unit(source.pixels))
 
 
 def test_a_composition_is_told() -> None:
-    white = Noise(Bands(0.05, 0.05, 0.05), Bands(0.05, 0.05, 0.05), luma_found=True)
+    white = Noise(Bands(0.05, 0.05, 0.05), Bands(0.05, 0.05, 0.05), found=True, white=0.05)
     sigma, colour = noise_in_bands(white)
     assert sigma == pytest.approx(0.05) and np.allclose(colour, 0)
-    coarse = Noise(Bands(0.02, 0.06, 0.3), Bands(0.01, 0.03, 0.03), luma_found=True)
+    coarse = Noise(Bands(0.02, 0.06, 0.3), Bands(0.01, 0.03, 0.03), found=True, white=0.06)
     sigma, colour = noise_in_bands(coarse)
     assert 0.02 < sigma < 0.06 and colour[0] < 0 < colour[1] < colour[2] < 1.5 and colour[3] < colour[4]
     grainy = composition(Findings(noise=coarse, quality=75))
@@ -197,13 +236,13 @@ def test_a_composition_is_told() -> None:
     assert soft is not None and soft.task == "disc3" and soft.conditions == Conditions(quality=85)
     assert soft.sigma == pytest.approx(np.hypot(0.02, 0.0151), rel=0.2)
     again = composition(Findings(quality=30, grid=(5, 0), saved_again=True))
-    assert again == Treatment("jpeg30", 0.008, grid=(5, 0)) and composition(Findings()) is None
+    assert again == Treatment("jpeg30", 0.008, margins=(3, 0)) and composition(Findings()) is None
     numbers = Conditions(True, 75, colour).tensor(torch.device("cpu"))
     assert numbers.shape == (1, 9) and numbers[0, :3].tolist() == [0, 1, 0.25]
 
 
 def test_strength_scales_the_noise() -> None:
-    noisy = Findings(noise=Noise(Bands(0.05, 0.05, 0.05), luma_found=True))
+    noisy = Findings(noise=Noise(Bands(0.05, 0.05, 0.05), found=True, white=0.05))
     weak, usual, strong = (treatment(noisy, factor) for factor in (0.6, 1.0, 1.6))
     assert weak and usual and strong and weak.sigma == pytest.approx(0.6 * usual.sigma)
     assert usual.sigma < strong.sigma

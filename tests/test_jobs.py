@@ -12,6 +12,7 @@ import torch
 from skimage import data
 
 import ddc
+from ddc.diagnosis.treatment import Treatment
 from ddc.errors import UserError
 from ddc.images import ROUNDING_8_BIT, Picture
 from ddc.jobs import Job, Options, Request
@@ -98,7 +99,7 @@ def test_noise_is_estimated_where_nothing_is_said() -> None:
 
 
 def jobs(request: Request, picture: Picture = PHOTO, index: int = 0) -> list[Job]:
-    return request.jobs(picture, request.problem(picture), index, {})
+    return request.jobs(picture, request.problem(picture), index, request.method, {})
 
 
 def test_seeds_depend_on_seed_name_and_sample_alone() -> None:
@@ -113,7 +114,7 @@ def test_seeds_depend_on_seed_name_and_sample_alone() -> None:
 
 
 def job(operator: Any, picture: Picture = PHOTO, sigma_y: float = 0.0, **changes: Any) -> Job:
-    return replace(Job(picture, Problem(operator, sigma_y), 0, False, {}), **changes)
+    return replace(Job(picture, Problem(operator, sigma_y), 0, False, DDC(), {}), **changes)
 
 
 def test_which_jobs_fit_into_one_batch() -> None:
@@ -140,13 +141,13 @@ def test_sizes_and_measurements_of_a_job() -> None:
 
 def test_the_noise_that_a_network_is_told() -> None:
     exact = Picture(PHOTO.pixels.astype(np.float32) / 255 * 0.9999)
-    assert job(Denoise(), exact).noise_level(DDC()) == 0
-    assert job(Denoise()).noise_level(DDC()) == ROUNDING_8_BIT
-    assert job(Denoise()).noise_level(DDNM()) == 0  # which has no network to be told
-    assert job(Denoise(), exact, continues=True).noise_level(DDC()) == ROUNDING_8_BIT
-    assert job(JPEG(10)).noise_level(DDC()) == 0
-    assert job(Denoise(), sigma_y=0.05).noise_level(DDC()) == 0.05
-    assert job(Denoise(), replace(PHOTO, grey=True), 0.05).noise_level(DDC()) == pytest.approx(0.05 * 3**0.5)
+    assert job(Denoise(), exact).noise_level() == 0
+    assert job(Denoise()).noise_level() == ROUNDING_8_BIT
+    assert job(Denoise(), solver=DDNM()).noise_level() == 0  # which has no network to be told
+    assert job(Denoise(), exact, continues=True).noise_level() == ROUNDING_8_BIT
+    assert job(JPEG(10)).noise_level() == 0
+    assert job(Denoise(), sigma_y=0.05).noise_level() == 0.05
+    assert job(Denoise(), replace(PHOTO, grey=True), 0.05).noise_level() == pytest.approx(0.05 * 3**0.5)
 
 
 def test_a_picture_that_fits_one_tile_is_not_tiled(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,3 +227,16 @@ def test_a_result_that_is_not_finite_is_an_error(tiny_model: Path) -> None:
         next(pipe.network.unet.exit.parameters()).fill_(3e38)  # type: ignore[union-attr]
     with pytest.raises(UserError, match="no finite numbers"):
         pipe(data.astronaut()[:16, :16], "sr2", steps=2)
+
+
+def test_a_plan_may_choose_the_solver_if_none_is_named() -> None:
+    plan = Treatment("denoise", 0.03, solver="one-pass")
+    assert Request("auto").solver_of(plan).name == "one-pass"
+    assert Request("auto").solver_of(None).name == Request("auto").solver_of(Treatment("denoise")).name == "ddc"
+    for options in ({"solver": "ddc"}, {"steps": 3}, {"samples": 2}, {"doubt": True}):  # of which one-pass has none
+        assert Request("auto", **options).solver_of(plan).name == "ddc"
+
+
+def test_scratches_belong_to_auto() -> None:
+    with pytest.raises(UserError, match="scratches are found by the task auto"):
+        Request("sr4", scratches=True)

@@ -2,8 +2,6 @@
 
 import dataclasses
 import logging
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ddc import estimates
-from ddc.diagnosis.treatment import NOTHING, Treatment, plan_treatment
+from ddc.clock import Clock, Forecast
+from ddc.diagnosis.treatment import NOTHING, Treatment, plan_treatment, with_marks_filled
 from ddc.errors import UserError
 from ddc.images import ROUNDING_8_BIT, Picture, to_internal
 from ddc.operators.base import LinearOperator, Operator, Size
@@ -39,9 +38,7 @@ from ddc.tiling import (
 
 logger = logging.getLogger("ddc")
 
-SLOW = 30  # seconds from which the expected time is announced
 SHARE_OF_ATTENTION = 0.28 / 512**2  # of a posterior network's time, for each pixel of a tile, as measured
-MEASURED_STEPS = 3  # of the first tile, to forecast the time of all
 ESTIMATE_NOISE = ("denoise", "deblur")  # tasks for which the noise is estimated if it is not given
 
 Image = str | Path | Picture | Tensor | np.ndarray[Any, Any] | PIL.Image.Image
@@ -50,22 +47,12 @@ Strength = Literal["low", "medium", "high"]
 STRENGTHS = {"low": 0.6, "medium": 1.0, "high": 1.6}  # factors of a noise level that is estimated
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """What a call of the pipeline will take, estimated after its first steps."""
-
-    height: int  # of the restored picture
-    width: int
-    tiles: int
-    seconds: float  # for the whole call
-
-
 class Options(TypedDict, total=False):
     """The options of a restoration; `Request` has their defaults and what they mean."""
 
     sigma: Sigma
     strength: Strength
-    solver: str | Solver
+    solver: str | Solver | None
     steps: int | None
     realism: float | None
     doubt: bool
@@ -75,6 +62,8 @@ class Options(TypedDict, total=False):
     mask: Tensor | np.ndarray[Any, Any] | str | Path | None
     kernel: Tensor | str | Path | None
     operator_file: str | None
+    scratches: bool
+    fix_colours: bool
     tile: int | None
     batch: int | None
     callback: Callback | None
@@ -94,8 +83,8 @@ class Request:
     denoise, deblur and auto, and is 0 for the others."""
     strength: Strength = "medium"
     """How much to change: less or more noise is assumed than was estimated."""
-    solver: str | Solver = "ddc"
-    """The algorithm, with settings if needed: "ddnm:eta=0.5"."""
+    solver: str | Solver | None = None
+    """The algorithm, with settings if needed: "ddnm:eta=0.5". None is ddc; for the task auto, what its plan prefers."""
     steps: int | None = None
     """Length of the run; None is the solver's own."""
     realism: float | None = None
@@ -114,6 +103,10 @@ class Request:
     """For the task blur: a kernel, or a file with one."""
     operator_file: str | None = None
     """For the task custom: "file.py:Class"."""
+    scratches: bool = False
+    """For the task auto: also fill scratches and dust. What was taken for them is in the result's `marks`."""
+    fix_colours: bool = False
+    """Also correct faded and tinted colours, by black and white of each channel; no network is used for that."""
     tile: int | None = None
     """Side of a tile in pixels; None is the model's own, 0 never cuts."""
     batch: int | None = None
@@ -138,6 +131,8 @@ class Request:
             raise UserError(f"a tile must be at least {SMALLEST_TILE} pixels (or 0: never cut), not {self.tile}")
         if isinstance(self.mask, np.ndarray):
             self.mask = torch.from_numpy(self.mask)
+        if self.scratches and self.task != "auto":
+            raise UserError("scratches are found by the task auto; name it, or give their mask to the task inpaint")
         self.method = make_solver(self.solver, self.steps)
         if self.realism is not None:
             if not hasattr(self.method, "realism"):
@@ -160,10 +155,19 @@ class Request:
         if self.task != "auto":
             return None
         plan = plan_treatment(picture, "posterior" in self.method.needs, STRENGTHS[self.strength])
+        if self.scratches:
+            plan = with_marks_filled(plan, picture)
         if plan.task == NOTHING:
             name = picture.path or "the picture"
             logger.warning("%s is left as it is: %s To enlarge it, use --task sr4", name, " ".join(plan.because))
         return plan
+
+    def solver_of(self, plan: Treatment | None) -> Solver:
+        """The solver that a plan prefers, if none is named and one sample is enough."""
+        named = self.solver is not None or self.steps is not None
+        if plan is None or plan.solver is None or named or self.samples > 1 or self.doubt:
+            return self.method
+        return make_solver(plan.solver)
 
     def problem(self, picture: Picture, plan: Treatment | None = None) -> Problem:
         """The problem that a picture is the measurement of; for the task auto, that of its plan."""
@@ -233,14 +237,16 @@ class Request:
             self.operators["given"] = operator
         return operator
 
-    def jobs(self, picture: Picture, problem: Problem, index: int, parts: Mapping[str, Any]) -> list["Job"]:
+    def jobs(
+        self, picture: Picture, problem: Problem, index: int, solver: Solver, parts: Mapping[str, Any]
+    ) -> list["Job"]:
         """One job for each sample of a picture; `parts` are the networks that the solver uses beside the prior."""
         name = self.names[index] if self.names else picture.path.name if picture.path else index
         if self.mask is None and isinstance(problem.operator, Inpaint) and not isinstance(self.task, Operator):
             picture = dataclasses.replace(picture, alpha=None)  # its alpha is the mask
         seeds = sample_seeds(self.seed, name, self.samples)
         beyond = isinstance(problem.operator, Blur) and estimates.continues_beyond(picture, problem)
-        return [Job(picture, problem, seed, beyond, parts) for seed in seeds]
+        return [Job(picture, problem, seed, beyond, solver, parts) for seed in seeds]
 
 
 @dataclass(frozen=True)
@@ -251,6 +257,7 @@ class Job:
     problem: Problem
     seed: int
     continues: bool  # the scene continues beyond the border of the picture, and was blurred into it
+    solver: Solver
     parts: Mapping[str, Any]  # networks beside the prior, and the conditions that one of them is told
 
     def image_size(self) -> Size:
@@ -264,6 +271,7 @@ class Job:
             self.picture.size == other.picture.size
             and self.problem.operator.key == other.problem.operator.key
             and self.continues == other.continues
+            and self.solver == other.solver
             and self.parts.get("conditions") is other.parts.get("conditions")
         )
 
@@ -276,7 +284,7 @@ class Job:
             y = (y * y.new_tensor(GREY).view(3, 1, 1)).sum(0, keepdim=True)
         return operator.unround(y[None])[0] if picture.in_8_bits else y
 
-    def noise_level(self, solver: Solver) -> float:
+    def noise_level(self) -> float:
         """σ_y as the solver is told it.
 
         For a network rounding to 8 bits counts as noise; otherwise it would take the pixels for exact. The same
@@ -284,7 +292,7 @@ class Job:
         where networks expect to average three.
         """
         sigma_y = float(self.problem.sigma_y)
-        if not {"network", "posterior"} & {*solver.needs} or not isinstance(self.problem.operator, LinearOperator):
+        if not {"network", "posterior"} & {*self.solver.needs} or not isinstance(self.problem.operator, LinearOperator):
             return sigma_y
         if self.picture.grey:
             sigma_y *= 3**0.5
@@ -314,9 +322,8 @@ class Engine(Protocol):
 class Execution:
     """One call of the pipeline: the tile and the batch, which are halved when memory runs out."""
 
-    def __init__(self, pipe: Engine, request: Request, clock: "Clock") -> None:
+    def __init__(self, pipe: Engine, request: Request, clock: Clock) -> None:
         self.pipe, self.request, self.clock = pipe, request, clock
-        self.solver = request.method
         self.tile = pipe.tile if request.tile is None else request.tile
         self.batch = request.batch or pipe.batch
         self.evaluations = 0
@@ -371,11 +378,11 @@ class Execution:
         self.pipe.tile = min(self.pipe.tile, self.tile)
         logger.warning("out of memory: continuing with tiles of %d pixels", self.tile)
 
-    def tiles(self, size: Size, operator: Operator) -> list[Tile]:
+    def tiles(self, size: Size, operator: Operator, solver: Solver) -> list[Tile]:
         """The tiles of a picture. For a posterior network on the CPU they have the side that costs least: fewer pixels in
         overlaps, and short attention, whose cost for a pixel grows with the area of a tile."""
         sides = [self.tile]
-        if self.request.tile is None and self.pipe.device.type == "cpu" and "posterior" in self.solver.needs:
+        if self.request.tile is None and self.pipe.device.type == "cpu" and "posterior" in solver.needs:
             sides = [side for side in range(320, 577, 32) if side <= self.tile * 9 // 8] or sides
 
         def cost(tiles: list[Tile]) -> float:
@@ -391,7 +398,7 @@ class Execution:
             group = Group(self, jobs, size, 1, progress)
             out = group.restore([Window(0, 0, *size)])[0].to("cpu", torch.float32)
         else:
-            tiles = self.tiles(size, operator)
+            tiles = self.tiles(size, operator, jobs[0].solver)
             group = Group(self, jobs, size, len(tiles), progress)
             # windows of an operator can run as one batch if it is the same everywhere, or a mask
             joinable = isinstance(operator, Inpaint) or type(operator).crop is Operator.crop
@@ -399,7 +406,7 @@ class Execution:
             out = restore_by_tiles(tiles, size, len(jobs), group.restore, together)
         if not bool(out.isfinite().all()):
             raise UserError(
-                f"{self.solver.name} gave no finite numbers, so there is no picture; use its default settings, "
+                f"{group.solver.name} gave no finite numbers, so there is no picture; use its default settings, "
                 "dtype float32, or another model"
             )
         self.evaluations = group.solver.evaluations() * group.tiles
@@ -414,11 +421,11 @@ class Group:
     ) -> None:
         self.execution, self.jobs, self.size, self.tiles, self.progress = execution, jobs, size, tiles, progress
         self.pipe, self.problem = execution.pipe, jobs[0].problem
-        self.solver = execution.solver.settled(self.problem, jobs[0].parts)
+        self.solver = jobs[0].solver.settled(self.problem, jobs[0].parts)
         self.operator = self.problem.operator.to(self.pipe.device)
         tile = min(execution.tile, *size)
         self.around = surroundings_of(self.operator, tile) if tiles > 1 else 0
-        self.levels = [job.noise_level(execution.solver) for job in jobs]
+        self.levels = [job.noise_level() for job in jobs]
         self.finished = 0
 
     def restore(self, windows: list[Window]) -> Tensor:
@@ -466,33 +473,6 @@ class Group:
         """σ_y of the jobs, repeated for each window."""
         levels = self.levels
         return levels[0] if len(set(levels)) == 1 else torch.tensor(levels * windows, device=self.pipe.device)
-
-
-class Clock:
-    """Measures the first steps of a call, and forecasts the time of the whole."""
-
-    def __init__(
-        self, started: float, jobs: int, tell: Callable[[Forecast], None] | None, device: torch.device
-    ) -> None:
-        self.started, self.jobs, self.tell, self.device = started, jobs, tell, device
-        self.done: list[float] = []  # when each step ended
-        self.forecast: Forecast | None = None
-
-    def tick(self, step: Step, size: Size, tiles: int, together: int) -> None:
-        """A step is done, of as many tiles as are restored together."""
-        if self.forecast:
-            return
-        if self.device.type == "cuda":  # where a step returns before it is done
-            torch.cuda.synchronize(self.device)
-        self.done.append(time.perf_counter())
-        if len(self.done) != min(step.steps, MEASURED_STEPS):
-            return
-        first = self.done[0] - self.started  # slower than all that follow
-        each = (self.done[-1] - self.done[0]) / (len(self.done) - 1) if len(self.done) > 1 else first
-        steps = step.steps * math.ceil(self.jobs * tiles / together)
-        self.forecast = Forecast(*size, tiles, first + each * (steps - 1))
-        if self.tell and self.forecast.seconds >= SLOW:
-            self.tell(self.forecast)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -19,11 +19,13 @@ import PIL.Image
 import torch
 from torch import Tensor
 
+from ddc.clock import Clock, Forecast
+from ddc.diagnosis.content import Mask, with_fixed_colours
 from ddc.diagnosis.treatment import NOTHING, Treatment, regret
 from ddc.errors import UserError
 from ddc.fast import TRAINED_SIZE, accelerate_models, cpu_threads, cpu_unet, default_tile, pick_device
 from ddc.images import ROUNDING_8_BIT, Picture, checked_floats
-from ddc.jobs import Clock, Execution, Forecast, Image, Job, Options, Request
+from ddc.jobs import Execution, Image, Job, Options, Request
 from ddc.latents import LatentPrior
 from ddc.operators.base import Operator, Size
 from ddc.operators.colorize import Colorize
@@ -60,9 +62,12 @@ class RestorationResult:
     seed: int
     sigma: list[float]  # the noise level used for each
     tasks: list[str]  # the task of each
+    solvers: list[str]  # the solver of each; empty where nothing was done
     notes: list[list[str]]  # the warnings of the logger "ddc" for each
     forecast: Forecast | None = None  # the expected time, where the solver has steps
     found: list[list[str]] = field(default_factory=list)  # for the task auto, what was found in each, in words
+    # with `scratches`, which pixels of each were filled, (H, W); None where there were none
+    marks: list[Mask | None] = field(default_factory=list, repr=False)
     # with `doubt`, the bounds between which each pixel of the true picture lies with 90 %, (3, H, W) in [0, 1] units
     intervals: list[tuple[Tensor, Tensor]] = field(default_factory=list, repr=False)
 
@@ -160,23 +165,9 @@ class RestorationPipeline:
         """
         started = time.perf_counter()
         pictures = as_pictures(images)
-        request = Request(task, **Options(solver=self.solver) | options)
-        jobs: list[Job] = []
+        request = Request(task, **self._with_solver(options))
         notes: list[list[str]] = [[] for _ in pictures]
-        plans: list[Treatment | None] = []
-        for index, picture in enumerate(pictures):
-            with _noting(notes[index], self._told):
-                plans.append(plan := request.plan(picture))
-                if plan is not None and plan.task == NOTHING:
-                    continue
-                measured = plan.prepared(picture) if plan else picture
-                problem = request.problem(measured, plan)
-                self.check_training(request.method, problem)
-            parts = self.parts(request.method, problem)
-            if plan is not None and plan.conditions is not None:
-                parts = parts | {"conditions": plan.conditions.tensor(self.device)}
-            jobs += request.jobs(measured, problem, index, parts)
-
+        plans, jobs = self._planned(request, pictures, notes)
         run = Execution(self, request, Clock(started, len(jobs), request.forecast, self.device))
         of_all: list[str] = []  # warnings about the computer, not a picture
         with _noting(of_all, set()):
@@ -184,13 +175,13 @@ class RestorationPipeline:
         n = request.samples
         jobs_done = iter(jobs[::n])
         per_picture: list[list[Picture]] = []
-        done: list[tuple[str, float]] = []  # the task and the noise of each
+        done: list[tuple[str, float, str]] = []  # the task, the noise and the solver of each
         for index, (picture, plan) in enumerate(zip(pictures, plans, strict=True)):
             alone = plan is not None and plan.task == NOTHING
             samples = [picture] * n if alone else [next(restored) for _ in range(n)]
             with _noting(notes[index], self._told):
                 kept, task_done = _accepted(samples, picture, plan, None if alone else next(jobs_done))
-            per_picture.append(kept)
+            per_picture.append([with_fixed_colours(one) for one in kept] if request.fix_colours else kept)
             done.append(task_done)
         return RestorationResult(
             pictures=[samples[0] for samples in per_picture],
@@ -200,19 +191,47 @@ class RestorationPipeline:
             seconds=time.perf_counter() - started,
             evaluations=run.evaluations,
             seed=request.seed,
-            sigma=[sigma for _, sigma in done],
-            tasks=[name for name, _ in done],
+            sigma=[sigma for _, sigma, _ in done],
+            tasks=[name for name, _, _ in done],
+            solvers=[solver for _, _, solver in done],
             notes=[own + of_all for own in notes],
             forecast=run.clock.forecast,
             found=[list(plan.because) if plan else [] for plan in plans],
+            marks=[plan.marks if plan else None for plan in plans],
             intervals=self._intervals(pictures, task, request, options) if request.doubt else [],
         )
+
+    def _with_solver(self, options: Options) -> Options:
+        """The options with the model's own solver, if none is named; without one, a plan may choose between ddc's two."""
+        if options.get("solver") is not None or self.solver == "ddc":
+            return options
+        return options | Options(solver=self.solver)
+
+    def _planned(
+        self, request: Request, pictures: list[Picture], notes: list[list[str]]
+    ) -> tuple[list[Treatment | None], list[Job]]:
+        """What to do with each picture, and the jobs of all; warnings go to the notes."""
+        plans: list[Treatment | None] = []
+        jobs: list[Job] = []
+        for index, picture in enumerate(pictures):
+            with _noting(notes[index], self._told):
+                plans.append(plan := request.plan(picture))
+                if plan is not None and plan.task == NOTHING:
+                    continue
+                measured = plan.prepared(picture) if plan else picture
+                problem, solver = request.problem(measured, plan), request.solver_of(plan)
+                self.check_training(solver, problem)
+            parts = self.parts(solver, problem)
+            if plan is not None and plan.conditions is not None:
+                parts = parts | {"conditions": plan.conditions.tensor(self.device)}
+            jobs += request.jobs(measured, problem, index, solver, parts)
+        return plans, jobs
 
     def _intervals(
         self, pictures: list[Picture], task: str | Task | Operator, request: Request, options: Options
     ) -> list[tuple[Tensor, Tensor]]:
         """The interval of each pixel, from samples that are drawn for it."""
-        drawn: Options = {"solver": self.solver, **options, "doubt": False, "samples": DOUBT_SAMPLES}
+        drawn: Options = {**self._with_solver(options), "doubt": False, "samples": DOUBT_SAMPLES}
         drawn |= {"callback": None, "progress": None, "forecast": None}
         factor = 1.0
         if "posterior" in request.method.needs:
@@ -334,16 +353,16 @@ def restore(
 
 def _accepted(
     samples: list[Picture], source: Picture, plan: Treatment | None, job: Job | None
-) -> tuple[list[Picture], tuple[str, float]]:
-    """The restored pictures, the task and the noise; a guess of the task auto that made things worse is taken back."""
+) -> tuple[list[Picture], tuple[str, float, str]]:
+    """The restored pictures, the task, the noise and the solver; a guess of the task auto that made things worse is taken back."""
     if job is None:
-        return samples, (NOTHING, 0.0)
+        return samples, (NOTHING, 0.0, "")
     sorry = regret(samples[0], job.picture, job.problem) if plan else None
     if sorry:
         logger.warning("%s: %s", source.path or "the picture", sorry)
-        return [source] * len(samples), (NOTHING, 0.0)
+        return [source] * len(samples), (NOTHING, 0.0, "")
     finished = [plan.finished(sample, source) for sample in samples] if plan else samples
-    return finished, (job.problem.name, float(job.problem.sigma_y))
+    return finished, (job.problem.name, float(job.problem.sigma_y), job.solver.name)
 
 
 def _mean(samples: list[Picture]) -> Picture:

@@ -53,7 +53,6 @@ TASKS: dict[str, str] = {
     "inpaint": "what your mask (or the picture's transparency) says is missing",
     "jpeg10": "JPEG compression at quality 10; any number from 1 to 100",
     "denoise": "noise alone",
-    "colorize": "colour for a grey picture",
     "custom": "your own operator, a class in a Python file: my_op.py:MyOp",
 }
 
@@ -67,6 +66,7 @@ DETECTED: dict[str, str] = {
 # Tasks for experiments: `ddc evaluate` and Python take them. Those of the family "other" are not restored from files,
 # because their measurement is no picture, or does not tell the picture's size.
 EXPERIMENTAL: dict[str, str] = {
+    "colorize": "colour for a grey picture; no shipped network was trained for it, so the result stays grey",
     "ct60": "tomography: parallel rays at 60 angles; any number from 1 to 1000",
     "mri4": "magnetic resonance: one of 4 columns of the Fourier transform, the lowest frequencies among them",
     "aniso6x1.5@30": "a Gaussian blur of 6 pixels at 30° and 1.5 across",

@@ -259,6 +259,19 @@ def test_jpeg_quality_is_taken_from_the_file(
     assert "is not a JPEG file" in capsys.readouterr().err
 
 
+def test_scratches_and_colours(restore: Callable[..., int], tmp_path: Path) -> None:
+    faded = (0.18 + 0.6 * data.coffee()[:128, :160] / 255) * np.array([1.08, 1, 0.76])
+    faded[10:120, 40:42] = 0.97
+    Picture(np.rint(255 * faded.clip(0, 1)).astype(np.uint8)).write(tmp_path / "scan.png")
+    assert restore(tmp_path / "scan.png", "--scratches", "--fix-colours", "--solver", "one-pass") == 0
+    assert files_below(tmp_path) == ["scan.png", "scan_restored.png", "scan_restored_scratches.png"]
+    mask = Picture.read(tmp_path / "scan_restored_scratches.png").tensor[0]
+    assert float(mask[20:110, 40:42].mean()) < 0.2 and float(mask.mean()) > 0.8
+    assert float(Picture.read(tmp_path / "scan_restored.png").tensor.quantile(0.01)) < 0.1  # black is black again
+    given = ("--task", "inpaint", "--mask", tmp_path / "scan_restored_scratches.png", "--sigma", "auto")
+    assert restore(tmp_path / "scan.png", "-o", tmp_path / "better.png", *given) == 0
+
+
 def test_sigma_auto(restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     noise = np.random.default_rng(0).normal(0, 0.1, (64, 64, 3)).astype(np.float32)
     Picture(0.5 + noise).write(tmp_path / "a.png")
@@ -340,10 +353,10 @@ def test_a_long_time_is_told_beforehand(
 ) -> None:
     Picture(data.astronaut()[:100, :130]).write(tmp_path / "a.png")
     options = (tmp_path / "a.png", "--task", "denoise", "--tile", 64, "--json")
-    monkeypatch.setattr("ddc.jobs.SLOW", 3600)
+    monkeypatch.setattr("ddc.clock.SLOW", 3600)
     assert restore(*options, "-o", tmp_path / "out") == 0
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("ddc.jobs.SLOW", 0)
+    monkeypatch.setattr("ddc.clock.SLOW", 0)
     assert restore(*options, "-o", tmp_path / "again") == 0
     said = capsys.readouterr()
     facts = json.loads(said.out)

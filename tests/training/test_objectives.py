@@ -21,7 +21,7 @@ from ddc.solvers.bridge import Bridge
 from ddc.solvers.ddc import DDC
 from ddc.solvers.pnp_admm import DnCNN
 from ddc.training.data import Draws, measure_draws
-from ddc.training.ddc import kl_of_step, rolled
+from ddc.training.ddc import kl_of_step
 from ddc.training.objectives import BridgeObjective, DnCNNObjective
 from ddc.training.output import save_model
 from ddc.training.settings import BridgeSettings, DnCNNSettings

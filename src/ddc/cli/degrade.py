@@ -15,7 +15,7 @@ class Degrade(FileOptions):
     (--ext npy) keep values below black and above white, which other formats clip."""
 
     task: str = "sr4"
-    """How to degrade the pictures: sr4, gauss, disc, motion, blur, inpaint92, box, strokes, jpeg10, denoise, colorize."""
+    """How to degrade the pictures: sr4, gauss, disc, motion, blur, inpaint92, box, strokes, jpeg10, denoise."""
     sigma: float = 0.0
     """Standard deviation of the noise to add, for pixels in [0, 1], for example 0.05."""
     mask: Annotated[Path | None, shown("FILE")] = None

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TextIO
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -23,6 +23,7 @@ from ddc.storage import Remote
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ddc.diagnosis.content import Mask
     from ddc.images import Picture
 
 logger = logging.getLogger("ddc")
@@ -102,6 +103,7 @@ class FileOptions:
 
     samples = 1  # restorations of each picture: an option of restore
     doubt = False  # whether a picture of the doubt is written: another
+    scratches = False  # whether a mask of scratches is written: another
 
     def plan(self, default_ext: str | None = None) -> "Report":
         """The pictures of this run. Whatever would overwrite an input is refused before anything runs."""
@@ -122,7 +124,7 @@ class FileOptions:
                 item
                 for item in items
                 if (source := os.path.realpath(item.source)) not in results
-                and (source in named or re.sub(r"_(\d+|std|doubt)\.\w+$", "", source) not in targets)
+                and (source in named or re.sub(r"_(\d+|std|doubt|scratches)\.\w+$", "", source) not in targets)
             ]
         self._refuse_collisions(items)
         first, count = self._part()
@@ -172,11 +174,12 @@ class FileOptions:
 
     def written(self, item: Item) -> list[Path]:
         """Every file that is written for a picture: the result, and with several samples each of them (_1, _2, …) and
-        their standard deviation; with --doubt a picture of it."""
+        their standard deviation; with --doubt a picture of it, and with --scratches a mask."""
         target = item.target
         numbered = [f"{target.stem}_{number}{target.suffix}" for number in range(1, self.samples + 1)]
         beside = [*numbered, f"{target.stem}_std.npy", f"{target.stem}_std.png"] if self.samples > 1 else []
         beside += [f"{target.stem}_doubt.png"] if self.doubt else []
+        beside += [f"{target.stem}_scratches.png"] if self.scratches else []
         return [target, *(target.with_name(name) for name in beside)]
 
     def _refuse_collisions(self, items: list[Item]) -> None:
@@ -396,13 +399,19 @@ def write_result(
     samples: "list[Picture]",
     std: "Tensor",
     doubt: "tuple[Tensor, Tensor] | None",
+    marks: "Mask | Literal[False] | None",
     quality: int,
 ) -> None:
-    """Write the files of a picture, which are `FileOptions.written`: of one sample, or of several."""
+    """Write the files of a picture, which are `FileOptions.written`: of one sample, or of several. `marks` are the
+    scratches, False if they were not searched."""
     import numpy as np
+    import torch
 
     from ddc.images import Picture, appearing
 
+    if marks is not False:
+        known = torch.ones(1, *mean.size) if marks is None else 1 - torch.from_numpy(marks)[None].float()
+        Picture.from_tensor(known, grey=True).write(files.pop())
     if doubt is not None:
         half = (doubt[1] - doubt[0]).mean(0, keepdim=True) / 2
         Picture.from_tensor((half / DOUBT_OF_WHITE).clamp(0, 1), grey=True).write(files.pop())

@@ -33,7 +33,7 @@ class Restore(RayOptions, FileOptions):
     that picture."""
     task: Annotated[str, tyro.conf.arg(metavar="TASK")] = "auto"
     """What to undo: sr2 … sr16, deblur (the blur is estimated), disc3, gauss1.5, motion, blur, inpaint, jpeg (the
-    quality is read from the file), jpeg10, denoise, colorize; `ddc info` lists all. auto finds out what was
+    quality is read from the file), jpeg10, denoise; `ddc info` lists all. auto finds out what was
     done to each picture, and leaves a good one as it is."""
     solver: Annotated[str | None, shown("SOLVER")] = None
     """The algorithm, with settings if needed, as in ddnm:eta=0.5; `ddc info` lists all. By default posterior if the model
@@ -58,6 +58,11 @@ class Restore(RayOptions, FileOptions):
     point of light becomes."""
     correlation: bool = False
     """The kernel is in the order of a correlation, as OpenCV's filter2D takes it; it is turned by 180°."""
+    scratches: bool = False
+    """Also fill scratches and dust, for the task auto. NAME_scratches.png beside the result shows in black what was
+    filled; correct it, and give it to --task inpaint --mask."""
+    fix_colours: bool = False
+    """Also correct faded and tinted colours."""
     operator: Annotated[str | None, shown("FILE.py:CLASS")] = None
     """Your own operator, a class in a Python file; it replaces --task."""
     steps: Annotated[int | None, shown("N")] = None
@@ -142,7 +147,7 @@ class Restore(RayOptions, FileOptions):
         return {
             "sigma": self.sigma,
             "strength": self.strength,
-            "solver": self._solver(),
+            "solver": None if self.solver is None and self._solver() == "ddc" else self._solver(),
             "steps": self.steps,
             "realism": self.realism,
             "doubt": self.doubt,
@@ -151,6 +156,8 @@ class Restore(RayOptions, FileOptions):
             "mask": self.mask,
             "kernel": kernel_in_order(self.kernel, self.correlation),
             "operator_file": self.operator,
+            "scratches": self.scratches,
+            "fix_colours": self.fix_colours,
             "tile": self.tile,
             "batch": self.batch,
         }
@@ -186,7 +193,8 @@ class Restore(RayOptions, FileOptions):
             detected = f"{facts['task']} with noise {facts['sigma']:.3f}"
             report.say(f"{item.source.name}: {found + ' ' if found else ''}restored as {detected}")
         doubt = result.intervals[index] if self.doubt else None
-        parts = (result.mean[index], result.samples[index], result.std[index], doubt)
+        marks = self.scratches and result.marks[index]
+        parts = (result.mean[index], result.samples[index], result.std[index], doubt, marks)
         report.write(item, facts, partial(write_result, self.written(item), *parts, self.quality))
 
     def _facts(self, item: Item, result: "RestorationResult", index: int) -> dict[str, Any]:
@@ -196,7 +204,7 @@ class Restore(RayOptions, FileOptions):
         return {
             "task": result.tasks[index],
             "sigma": round(result.sigma[index], 6),
-            "solver": self._solver(),
+            "solver": result.solvers[index] or self._solver(),
             "seed": self.seed,
             "samples": self.samples,
             "width": width,

@@ -1,19 +1,23 @@
 """What a picture is: a drawing, a cut-out, an old print with scratches and a tint."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddc.diagnosis.planes import Plane, luma_chroma
+from ddc.images import Picture, unit_float
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 FEW_COLOURS = 0.6  # share of the pixels in the three most frequent colours from which on a picture may be a drawing
 SHARP_STEP = 0.25  # of neighbours in [0, 1]: the strongest edges of drawings are at least as steep
 FRAME = 0.3  # share of the border in transparent areas from which on transparency belongs to the picture
-MARK_CONTRAST = 0.16  # by which a scratch is brighter or darker than both its sides
+MARK_CONTRAST = 0.16  # by which a scratch is brighter than both its sides
 MOST_MARKS = 0.08  # share of the picture; more is its own texture
-FADED_BLACK, FADED_RANGE, TINTED = 0.07, 0.75, 0.06  # the darkest value, the range of values, the tint of an old print
+FLAT = 0.05  # range of values below which there is nothing to correct
+LEVELS, LEAST_RANGE = (0.002, 0.998), 0.65  # quantiles that become black and white; a smaller range may be the scene's
+FADED_BLACK, FADED_RANGE, TINTED = 0.07, 0.75, 0.1  # the darkest value, the range of values, the tint of an old print
 
 
 def is_drawing(pixels: Plane) -> bool:
@@ -40,7 +44,7 @@ def belongs_to_picture(alpha: Plane) -> bool:
 
 
 def find_marks(pixels: Plane) -> Mask | None:
-    """Returns where scratches and dust are, (h, w): thin, brighter or darker than both sides, and long or white.
+    """Returns where scratches and dust are, (h, w): thin, brighter than both sides, and long or white.
     None if there are too few or too many. A person should look at it before it is filled."""
     luma = luma_chroma(pixels)[0]
     thin = _ridges(luma) | _ridges(luma.T).T
@@ -91,15 +95,37 @@ class Fading(NamedTuple):
 
     def corrected(self, pixels: Plane) -> Plane:
         """Returns pixels with the full range and without the tint."""
-        black, white = np.asarray(self.black), np.asarray(self.white)
+        black, white = np.array(self.black, np.float32), np.array(self.white, np.float32)
         return np.asarray(((pixels - black) / (white - black)).clip(0, 1), np.float32)
 
 
-def find_fading(pixels: Plane) -> Fading | None:
-    """Returns the fading and the tint of a picture whose black is grey and whose white is coloured, or None."""
-    black, white = np.quantile(pixels.reshape(-1, 3)[::7], (0.005, 0.99), axis=0)
+def find_fading(pixels: Plane, marks: Mask | None = None) -> Fading | None:
+    """Returns the fading and the tint of a picture whose black is grey and whose white is coloured, or None. Scratches,
+    which are white, do not count."""
+    seen = pixels.reshape(-1, 3) if marks is None else pixels[~marks]
+    black, white = np.quantile(seen[::7], (0.005, 0.99), axis=0)
     small_range = (white - black).max() < FADED_RANGE
     tinted = np.ptp(white) > TINTED and np.ptp(black) > 0.3 * TINTED
     if black.min() < FADED_BLACK or not small_range or not tinted:
         return None
-    return Fading(tuple(map(float, black)), tuple(map(float, white)))  # type: ignore[arg-type]
+    return levels_of(seen)
+
+
+def levels_of(seen: Plane) -> Fading:
+    """Returns what to make black and white in each channel of pixels (n, 3)."""
+    black, white = np.quantile(seen, LEVELS, axis=0)
+    spans = white - black
+    if spans.max() < FLAT:
+        return Fading((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    beyond = (np.maximum(spans, spans.max() / 4) * max(1.0, LEAST_RANGE / spans.max()) - spans) / 2
+    return Fading(tuple(map(float, black - beyond)), tuple(map(float, white + beyond)))  # type: ignore[arg-type]
+
+
+def with_fixed_colours(picture: Picture) -> Picture:
+    """Returns a picture with the full range and without a tint. Scratches and transparent pixels do not count."""
+    pixels = unit_float(picture.pixels)
+    marks = find_marks(pixels)
+    seen = np.ones(pixels.shape[:2], bool) if marks is None else ~marks
+    if picture.mask is not None:
+        seen &= picture.mask[0].numpy() > 0
+    return dataclasses.replace(picture, pixels=levels_of(pixels[seen]).corrected(pixels) if seen.any() else pixels)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ddc.diagnosis.blocks import detect_blocks
+from ddc.diagnosis.blocks import FirstSaving, detect_blocks, first_saving
 from ddc.diagnosis.content import Fading, Mask, belongs_to_picture, find_fading, find_marks, is_drawing
 from ddc.diagnosis.enlargement import Enlargement, detect_enlargement, is_soft
 from ddc.diagnosis.grain import Noise, measure_noise
@@ -26,15 +26,17 @@ from ddc.estimates import (
     noise_of,
     with_jpeg_noise,
 )
-from ddc.images import Picture, unit_float
+from ddc.images import Picture, quantise, unit_float
 from ddc.jpegfile import jpeg_settings
 from ddc.operators.blur import KernelBlur
 
 SIDE = 1024  # pixels of the part that is examined
+SAVED = 512  # pixels of the part in which the first saving is searched
 SMALLEST_SHAKEN, NOISIEST_SHAKEN = 128, 0.04  # pixels and σ, beyond which no kernel is searched
 LEAST_SHARE_OF_SHAKE = 0.35  # of what another blur leaves unexplained, that a kernel must explain
 SHAKEN = 1.5  # pixels of a kernel's spread; less may be texture
 LARGE_HOLE = 100  # pixels across, from which on the filling is invention
+LIKE_DEMOSAICING = 0.1  # from the factor 2: noise of which two pixels in three were interpolated looks enlarged
 STRONGEST = 0.12  # σ that is assumed at most
 
 
@@ -50,6 +52,7 @@ class Findings:
     quality: int | None = None  # of the coarsest JPEG compression
     grid: tuple[int, int] = (0, 0)  # row and column where its first whole block begins
     saved_again: bool = False  # since that compression
+    first: FirstSaving | None = None  # that compression, exactly, if it is known
     hole: int = 0  # pixels across the largest hole; 0 if there is none
     cut_out: bool = False  # its transparency is a background, and stays
     drawing: bool = False
@@ -117,10 +120,14 @@ def examine(picture: Picture) -> Findings:
     blocks = detect_blocks(luma, settings and settings.quality)
     quality = blocks.quality if blocks else settings and settings.quality
     grid = (blocks.top, blocks.left) if blocks else (0, 0)
-    noise = measure_noise(pixels)
+    marks = find_marks(pixels)
+    fading = find_fading(pixels, marks)
+    noise = measure_noise(pixels, quality, aged=fading is not None)
     # the blocks of a coarse JPEG file have the marks of an enlargement, twice or four times
     coarse = quality is not None and quality < COARSEST_TO_DEBLUR
     enlargement = None if coarse else detect_enlargement(luma, quality is not None)
+    if enlargement is not None and noise.found and abs(enlargement.factor - 2) < LIKE_DEMOSAICING:
+        enlargement = None
     try:
         level = detail_of(picture)
     except UserError:  # too few pixels are known
@@ -128,8 +135,7 @@ def examine(picture: Picture) -> Findings:
     sigma = noise_of(level, settings, 1 if picture.grey else 3)
     soft = enlargement is None and is_soft(luma)
     blur = _blur(picture, sigma) if soft else None
-    kernel = _shake(picture, luma, sigma, blur) if soft and not coarse else None
-    fading = find_fading(pixels)
+    kernel = _shake(picture, luma, max(sigma, noise.white), blur) if soft and not coarse else None
     return Findings(
         blur,
         kernel,
@@ -139,7 +145,8 @@ def examine(picture: Picture) -> Findings:
         quality,
         grid,
         saved_again=blocks is not None,
-        marks=find_marks(pixels) if fading else None,  # few other pictures have scratches, and many have thin lines
+        first=blocks and first_saving(quantise(pixels[:SAVED, :SAVED], 8), blocks.quality, grid),
+        marks=marks if fading else None,  # few other pictures have scratches, and many have thin lines
         fading=fading,
     )
 

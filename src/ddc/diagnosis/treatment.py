@@ -11,13 +11,16 @@ import PIL.Image
 import torch
 from torch import Tensor
 
+from ddc.diagnosis.blocks import saved, with_margin
+from ddc.diagnosis.content import Mask, find_marks
 from ddc.diagnosis.findings import Findings, examine
 from ddc.diagnosis.grain import Noise
 from ddc.diagnosis.planes import luma_chroma
 from ddc.estimates import COARSEST_TO_DEBLUR
-from ddc.images import Picture, quantise, to_internal
+from ddc.images import Picture, quantise, to_internal, unit_float
 from ddc.operators.base import LinearOperator, Operator
 from ddc.operators.blur import KernelBlur
+from ddc.operators.inpaint import Inpaint
 from ddc.problems import Problem
 
 NOTHING = "nothing"  # the task of a picture that is returned as it is
@@ -74,10 +77,13 @@ class Treatment:
     task: str
     sigma: float = 0.0
     shrink: float = 1.0  # the factor by which it was enlarged
-    grid: tuple[int, int] = (0, 0)  # of JPEG's blocks
+    margins: tuple[int, int] = (0, 0)  # rows and columns to add above and to the left, for whole blocks of JPEG
+    first: int | None = None  # the quality in which it was first saved, to undo the errors of the second saving
     because: tuple[str, ...] = ()  # the findings, in words
     operator: Operator | None = dataclasses.field(default=None, compare=False)  # instead of the task's own
     conditions: Conditions | None = None  # for a posterior network
+    solver: str | None = None  # where none is named
+    marks: Mask | None = dataclasses.field(default=None, compare=False)  # scratches and dust that are filled
 
     def prepared(self, picture: Picture) -> Picture:
         """Returns the picture that is the measurement of the task."""
@@ -86,14 +92,13 @@ class Treatment:
             image = PIL.Image.fromarray(quantise(picture.pixels, 8))
             small = np.asarray(image.resize((width, height), PIL.Image.Resampling.BOX))
             return dataclasses.replace(picture, pixels=small, alpha=None)
-        if self.grid != (0, 0):
-            pixels = np.pad(picture.pixels, self._margins(), mode="symmetric")
-            alpha = None if picture.alpha is None else np.pad(picture.alpha, self._margins()[:2], mode="edge")
-            return dataclasses.replace(picture, pixels=pixels, alpha=alpha)
+        top, left = self.margins
+        if self.first is not None:
+            pixels = saved(with_margin(quantise(picture.pixels, 8), top, left), self.first)
+            return dataclasses.replace(picture, pixels=pixels, alpha=None)
+        if self.margins != (0, 0):
+            return dataclasses.replace(picture, pixels=with_margin(picture.pixels, top, left), alpha=None)
         return picture
-
-    def _margins(self) -> tuple[tuple[int, int], ...]:
-        return (-self.grid[0] % 8, 0), (-self.grid[1] % 8, 0), (0, 0)
 
     def finished(self, restored: Picture, source: Picture) -> Picture:
         """Returns a restored picture at the place and in the size of its source."""
@@ -103,7 +108,7 @@ class Treatment:
             resized = [np.asarray(plane.resize(size, PIL.Image.Resampling.LANCZOS)) for plane in planes]
             return dataclasses.replace(restored, pixels=np.stack(resized, axis=2).clip(0, 1), alpha=source.alpha)
         if self.shrink == 1 and restored.size != source.size:
-            (top, _), (left, _), _ = self._margins()
+            top, left = self.margins
             return dataclasses.replace(restored, pixels=restored.pixels[top:, left:], alpha=source.alpha)
         return restored
 
@@ -136,11 +141,29 @@ def treatment(found: Findings, strength: float = 1.0) -> Treatment | None:
         return plan("blur", max(_noise_of_blurred(found), NOISE_OF_SHAKEN), operator=KernelBlur(found.kernel))
     if found.blur is not None and quality >= COARSEST_TO_DEBLUR:
         return plan(found.blur.task, _noise_of_blurred(found))
-    if found.noise.luma_found or found.noise.chroma_found:
+    if found.noise.found:
         return plan("denoise", 1.1 * found.strength)
+    if found.compressed and quality >= COARSEST_TO_DEBLUR and not found.saved_again:
+        # the errors of fine quantisation, and weak noise before it, are most like noise
+        return plan("denoise", 1.5 * jpeg_error(quality), solver="one-pass")
     if found.compressed:
-        return plan(f"jpeg{quality}", 0.008 if found.saved_again else 0.0, grid=found.grid)
+        margins = (-found.grid[0] % 8, -found.grid[1] % 8)
+        first = found.first
+        if first is not None:
+            return plan(f"jpeg{first.quality}", 0.0, margins=(first.top, first.left), first=first.quality)
+        return plan(f"jpeg{quality}", 0.008 if found.saved_again else 0.0, margins=margins)
     return plan("denoise", found.sigma) if found.sigma else None
+
+
+def with_marks_filled(plan: Treatment, picture: Picture) -> Treatment:
+    """Returns a plan that fills scratches and dust, and removes noise if the plan does; the same one if there are none."""
+    marks = find_marks(unit_float(picture.pixels))
+    if marks is None or plan.task == "inpaint":
+        return plan
+    said = f"Scratches and dust on {100 * marks.mean():.1f} % of it are filled."
+    known = Inpaint(torch.from_numpy(~marks)[None, None].float())
+    sigma = plan.sigma if plan.task == "denoise" else 0.0
+    return Treatment("inpaint", sigma, because=(*plan.because, said), operator=known, marks=marks)
 
 
 def composition(found: Findings, strength: float = 1.0) -> Treatment | None:
@@ -157,7 +180,7 @@ def composition(found: Findings, strength: float = 1.0) -> Treatment | None:
         sigma /= found.enlargement.factor
     elif plain.task == "denoise" and found.noise.coloured and strength == 1:
         sigma, told = UNKNOWN, dataclasses.replace(told, blind=True)
-    elif (plain.task == "denoise" and found.noise.coloured) or plain.task.startswith("jpeg"):
+    elif (plain.task == "denoise" and found.noise.coloured) or plain.task.startswith("jpeg") or plain.solver:
         rms, colour = noise_in_bands(found.noise)
         told = dataclasses.replace(told, colour=colour if found.noise.coloured else told.colour)
         sigma = strength * math.hypot(rms, error)

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -243,9 +243,7 @@ def levin_kernel(number: int) -> Tensor:
             "Levin's kernels are in a file of its authors; name it (Levin09.mat) in the variable DDC_LEVIN09"
         )
     try:
-        from scipy.io import loadmat
-
-        values = np.asarray(loadmat(path)["kernels"].ravel()[number - 1], dtype=np.float64)
+        values = np.asarray(_levin_kernels(path)[number - 1], dtype=np.float64)
     except Exception as error:  # a damaged file can raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"Levin's kernels cannot be read from {path} ({reason}); expected Levin09.mat") from None
@@ -253,6 +251,18 @@ def levin_kernel(number: int) -> Tensor:
     if kernel.ndim != 2 or not bool(kernel.isfinite().all()) or not float(kernel.sum()) > 0:
         raise UserError(f"{path} holds no kernel {number}; expected eight of them, as in Levin09.mat")
     return (kernel / kernel.sum()).float()
+
+
+def _levin_kernels(path: str) -> Any:
+    from scipy.io import loadmat
+
+    try:
+        return loadmat(path)["kernels"].ravel()
+    except NotImplementedError:  # MATLAB's newer format is HDF5, with columns first
+        import h5py  # type: ignore[import-not-found, unused-ignore]
+
+        with h5py.File(path) as file:
+            return [np.asarray(file[name]).T for name in file["kernels"][:].ravel()]
 
 
 def softened(kernel: Tensor, width: float) -> Tensor:

@@ -170,8 +170,10 @@ class Solver(ABC):
         return next(value for kind, value in self.paper[name].items() if isinstance(problem.operator, kind))
 
 
-def make_solver(solver: str | Solver, steps: int | None = None, options: Mapping[str, Any] | None = None) -> Solver:
-    """A solver from its name, with settings if there are any: "ddnm", "pigdm:noise_blind=true:steps=50"."""
+def make_solver(
+    solver: str | Solver | None, steps: int | None = None, options: Mapping[str, Any] | None = None
+) -> Solver:
+    """A solver from its name, with settings if there are any: "ddnm", "pigdm:noise_blind=true:steps=50". None is ddc."""
     from ddc.solvers import SOLVERS
 
     given = dict(options or {}) | ({} if steps is None else {"steps": steps})
@@ -179,6 +181,7 @@ def make_solver(solver: str | Solver, steps: int | None = None, options: Mapping
         made = dataclasses.replace(solver, **given) if given else solver
         made.check_settings()
         return made
+    solver = solver or "ddc"
     entry = Entry.parse(solver) if ":" in solver else Entry(solver, {})
     if entry.name not in SOLVERS:
         raise UserError(f"the solver {entry.name!r} is not known; expected one of {', '.join(SOLVERS)}")

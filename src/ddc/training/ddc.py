@@ -299,17 +299,6 @@ class DDCObjective(Objective):
         return rows
 
 
-def rolled(step: int, places: int, *pictures: Tensor) -> tuple[Tensor, ...]:
-    """The pictures, rolled to another one of `places`² positions in every step.
-
-    AlexNet has a stride of four pixels. If it compared at one position only, the network would learn a pattern of four
-    pixels' width that the distance does not see.
-    """
-    places = max(places, 1)
-    left, down = step % places, step // places % places
-    return tuple(x.roll((down, left), (-2, -1)) for x in pictures)
-
-
 def schedule_settings(prior: Prior) -> dict[str, Any]:
     """The settings of a prior's scheduler that determine its schedule."""
     keys = ("num_train_timesteps", "beta_schedule", "beta_start", "beta_end", "trained_betas")

@@ -10,10 +10,9 @@ from ddc.errors import UserError
 from ddc.latents import Autoencoder, LatentPrior
 from ddc.networks import unet_size_multiple, write_out_norms
 from ddc.noise import Noise
-from ddc.perceptual import LPIPS
+from ddc.perceptual import LPIPS, rolled
 from ddc.priors import read_preset
 from ddc.training.data import Draws
-from ddc.training.ddc import rolled
 from ddc.training.objectives import Forward, Losses, Objective, PriorObjective, figures_of, new_prior
 from ddc.training.settings import AutoencoderSettings, LatentSettings
 
