@@ -28,7 +28,7 @@ GROUPS: list[tuple[int, tuple[str, ...]]] = [
     (3, ("eight_bits.py", "networks.py", "guided.py", "priors.py", "flows.py")),
     (3, ("perceptual.py", "inception.py")),
     (4, ("solvers/",)),
-    (5, ("tiling.py", "estimates.py", "diagnosis/", "fast.py", "jobs.py", "pipeline.py")),
+    (5, ("clock.py", "tiling.py", "estimates.py", "diagnosis/", "fast.py", "jobs.py", "pipeline.py")),
     (5, ("convert.py",)),
     (5, ("degrade.py",)),
     (6, ("training/",)),

@@ -2,8 +2,6 @@
 
 import dataclasses
 import logging
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ddc import estimates
+from ddc.clock import Clock, Forecast
 from ddc.diagnosis.treatment import NOTHING, Treatment, plan_treatment
 from ddc.errors import UserError
 from ddc.images import ROUNDING_8_BIT, Picture, to_internal
@@ -39,25 +38,13 @@ from ddc.tiling import (
 
 logger = logging.getLogger("ddc")
 
-SLOW = 30  # seconds from which the expected time is announced
 SHARE_OF_ATTENTION = 0.28 / 512**2  # of a posterior network's time, for each pixel of a tile, as measured
-MEASURED_STEPS = 3  # of the first tile, to forecast the time of all
 ESTIMATE_NOISE = ("denoise", "deblur")  # tasks for which the noise is estimated if it is not given
 
 Image = str | Path | Picture | Tensor | np.ndarray[Any, Any] | PIL.Image.Image
 Sigma = float | Literal["auto"] | None
 Strength = Literal["low", "medium", "high"]
 STRENGTHS = {"low": 0.6, "medium": 1.0, "high": 1.6}  # factors of a noise level that is estimated
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What a call of the pipeline will take, estimated after its first steps."""
-
-    height: int  # of the restored picture
-    width: int
-    tiles: int
-    seconds: float  # for the whole call
 
 
 class Options(TypedDict, total=False):
@@ -80,6 +67,7 @@ class Options(TypedDict, total=False):
     callback: Callback | None
     progress: Callable[[float], None] | None
     forecast: Callable[[Forecast], None] | None
+    planned: Callable[[int, Treatment], None] | None
 
 
 @dataclass
@@ -123,7 +111,9 @@ class Request:
     progress: Callable[[float], None] | None = None
     """Called with the share that is done."""
     forecast: Callable[[Forecast], None] | None = None
-    """Called once, after the first steps, if the whole will take `SLOW` seconds or more."""
+    """Called once, after the first steps, if the whole will take `ddc.clock.SLOW` seconds or more."""
+    planned: Callable[[int, Treatment], None] | None = None
+    """For the task auto: called with the index of each picture and what will be done to it, before it is restored."""
     method: Solver = field(init=False)  # the solver with its settings
     operators: dict[str, Operator] = field(init=False, default_factory=dict)  # those that do not depend on a picture
 
@@ -155,7 +145,7 @@ class Request:
         if isinstance(self.task, Task) and self.task.family not in ("inpaint", "custom"):
             self.method.check(Problem(self._operator(self.task, None), 0.0, self.task.name))
 
-    def plan(self, picture: Picture) -> Treatment | None:
+    def plan(self, picture: Picture, index: int = 0) -> Treatment | None:
         """What the task auto does to a picture, which may be nothing; None for other tasks."""
         if self.task != "auto":
             return None
@@ -163,6 +153,8 @@ class Request:
         if plan.task == NOTHING:
             name = picture.path or "the picture"
             logger.warning("%s is left as it is: %s To enlarge it, use --task sr4", name, " ".join(plan.because))
+        elif self.planned is not None:
+            self.planned(index, plan)
         return plan
 
     def problem(self, picture: Picture, plan: Treatment | None = None) -> Problem:
@@ -314,7 +306,7 @@ class Engine(Protocol):
 class Execution:
     """One call of the pipeline: the tile and the batch, which are halved when memory runs out."""
 
-    def __init__(self, pipe: Engine, request: Request, clock: "Clock") -> None:
+    def __init__(self, pipe: Engine, request: Request, clock: Clock) -> None:
         self.pipe, self.request, self.clock = pipe, request, clock
         self.solver = request.method
         self.tile = pipe.tile if request.tile is None else request.tile
@@ -372,14 +364,15 @@ class Execution:
         logger.warning("out of memory: continuing with tiles of %d pixels", self.tile)
 
     def tiles(self, size: Size, operator: Operator) -> list[Tile]:
-        """The tiles of a picture. For a posterior network on the CPU they have the side that costs least: fewer pixels in
-        overlaps, and short attention, whose cost for a pixel grows with the area of a tile."""
+        """The tiles of a picture. On the CPU they have the side that costs least: few pixels in overlaps, and for a
+        posterior network short attention, whose cost for a pixel grows with the area of a tile."""
         sides = [self.tile]
-        if self.request.tile is None and self.pipe.device.type == "cpu" and "posterior" in self.solver.needs:
+        if self.request.tile is None and self.pipe.device.type == "cpu":
             sides = [side for side in range(320, 577, 32) if side <= self.tile * 9 // 8] or sides
+        share = SHARE_OF_ATTENTION if "posterior" in self.solver.needs else 0.0
 
         def cost(tiles: list[Tile]) -> float:
-            return sum((area := t.window.height * t.window.width) * (1 + area * SHARE_OF_ATTENTION) for t in tiles)
+            return sum((area := t.window.height * t.window.width) * (1 + area * share) for t in tiles)
 
         return min((plan_for(size, operator, side) for side in sides), key=cost)
 
@@ -466,33 +459,6 @@ class Group:
         """σ_y of the jobs, repeated for each window."""
         levels = self.levels
         return levels[0] if len(set(levels)) == 1 else torch.tensor(levels * windows, device=self.pipe.device)
-
-
-class Clock:
-    """Measures the first steps of a call, and forecasts the time of the whole."""
-
-    def __init__(
-        self, started: float, jobs: int, tell: Callable[[Forecast], None] | None, device: torch.device
-    ) -> None:
-        self.started, self.jobs, self.tell, self.device = started, jobs, tell, device
-        self.done: list[float] = []  # when each step ended
-        self.forecast: Forecast | None = None
-
-    def tick(self, step: Step, size: Size, tiles: int, together: int) -> None:
-        """A step is done, of as many tiles as are restored together."""
-        if self.forecast:
-            return
-        if self.device.type == "cuda":  # where a step returns before it is done
-            torch.cuda.synchronize(self.device)
-        self.done.append(time.perf_counter())
-        if len(self.done) != min(step.steps, MEASURED_STEPS):
-            return
-        first = self.done[0] - self.started  # slower than all that follow
-        each = (self.done[-1] - self.done[0]) / (len(self.done) - 1) if len(self.done) > 1 else first
-        steps = step.steps * math.ceil(self.jobs * tiles / together)
-        self.forecast = Forecast(*size, tiles, first + each * (steps - 1))
-        if self.tell and self.forecast.seconds >= SLOW:
-            self.tell(self.forecast)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -19,11 +19,12 @@ import PIL.Image
 import torch
 from torch import Tensor
 
+from ddc.clock import Clock, Forecast
 from ddc.diagnosis.treatment import NOTHING, Treatment, regret
 from ddc.errors import UserError
 from ddc.fast import TRAINED_SIZE, accelerate_models, cpu_threads, cpu_unet, default_tile, pick_device
 from ddc.images import ROUNDING_8_BIT, Picture, checked_floats
-from ddc.jobs import Clock, Execution, Forecast, Image, Job, Options, Request
+from ddc.jobs import Execution, Image, Job, Options, Request
 from ddc.operators.base import Operator, Size
 from ddc.operators.colorize import Colorize
 from ddc.operators.inpaint import Denoise
@@ -166,7 +167,7 @@ class RestorationPipeline:
         plans: list[Treatment | None] = []
         for index, picture in enumerate(pictures):
             with _noting(notes[index], self._told):
-                plans.append(plan := request.plan(picture))
+                plans.append(plan := request.plan(picture, index))
                 if plan is not None and plan.task == NOTHING:
                     continue
                 measured = plan.prepared(picture) if plan else picture
@@ -213,7 +214,7 @@ class RestorationPipeline:
     ) -> list[tuple[Tensor, Tensor]]:
         """The interval of each pixel, from samples that are drawn for it."""
         drawn: Options = {"solver": self.solver, **options, "doubt": False, "samples": DOUBT_SAMPLES}
-        drawn |= {"callback": None, "progress": None, "forecast": None}
+        drawn |= {"callback": None, "progress": None, "forecast": None, "planned": None}
         factor = 1.0
         if "posterior" in request.method.needs:
             drawn["realism"] = 1.0

@@ -15,12 +15,22 @@ from ddc.errors import UserError
 from ddc.notation import duration
 
 if TYPE_CHECKING:
+    from ddc.clock import Forecast
+    from ddc.diagnosis.treatment import Treatment
     from ddc.images import Picture
-    from ddc.jobs import Forecast, Options
+    from ddc.jobs import Options
     from ddc.pipeline import RestorationPipeline, RestorationResult
 
 
 BESIDE = Path("NAME_restored.png")  # beside the picture, where no other place is named
+LONG = 60  # seconds from which a quicker way is named
+DOING = {  # what is done for the tasks of each family
+    "superres": "New detail replaces the enlargement",
+    "blur": "The blur is undone",
+    "inpaint": "The holes are filled",
+    "jpeg": "The marks of JPEG are removed",
+    "denoise": "The noise is removed",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +178,8 @@ class Restore(RayOptions, FileOptions):
         options["names"] = names
         if show is not None:
             options["progress"] = lambda share: show(begun + share * len(group))
-        options["forecast"] = lambda forecast: report.say(_forecast_text(names, forecast))
+        options["forecast"] = lambda forecast: report.say(self._forecast_text(names, forecast, pipe.device.type))
+        options["planned"] = lambda index, plan: report.say(_plan_text(names[index], plan))
         try:
             yield group, pipe([picture for _, picture in group], self._task(), **options)
         except UserError as error:
@@ -181,10 +192,8 @@ class Restore(RayOptions, FileOptions):
     def _hand_over(self, item: Item, result: "RestorationResult", index: int, report: Report) -> None:
         """Have a result written, and print what was detected."""
         facts = self._facts(item, result, index)
-        if self.task in ("deblur", "auto") and facts["task"] != "nothing":
-            found = " ".join(result.found[index])
-            detected = f"{facts['task']} with noise {facts['sigma']:.3f}"
-            report.say(f"{item.source.name}: {found + ' ' if found else ''}restored as {detected}")
+        if self.task == "deblur":
+            report.say(f"{item.source.name}: restored as {facts['task']} with noise {facts['sigma']:.3f}")
         doubt = result.intervals[index] if self.doubt else None
         parts = (result.mean[index], result.samples[index], result.std[index], doubt)
         report.write(item, facts, partial(write_result, self.written(item), *parts, self.quality))
@@ -208,10 +217,24 @@ class Restore(RayOptions, FileOptions):
             "notes": result.notes[index],
         }
 
+    def _forecast_text(self, names: list[str], forecast: "Forecast", device: str) -> str:
+        """How long a call will take, and the quick way if that is long."""
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        tiles = f" in {forecast.tiles} tiles" if forecast.tiles > 1 else ""
+        size = f"{forecast.width}×{forecast.height} pixels{tiles}"
+        text = f"{names[0]}{more}: {size}, about {duration(forecast.seconds)}"
+        from ddc.solvers.base import make_solver
 
-def _forecast_text(names: list[str], forecast: "Forecast") -> str:
-    """How long a call will take."""
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    tiles = f"{forecast.tiles} tile{'s' if forecast.tiles > 1 else ''}"
-    size = f"{forecast.width}×{forecast.height}"
-    return f"{names[0]}{more}: {size}, {tiles}, about {duration(forecast.seconds)}"
+        solver = make_solver(self._solver(), self.steps)
+        if device != "cpu" or forecast.seconds < LONG or solver.name in ("one-pass", "posterior"):
+            return text
+        quick = duration(forecast.seconds / solver.evaluations() / self.samples)
+        return f"{text}. With --solver one-pass it takes about {quick}; the result is nearly as good, except for strong noise"
+
+
+def _plan_text(name: str, plan: "Treatment") -> str:
+    """What was found in a picture, and what is done about it."""
+    from ddc.problems import Task
+
+    noise = f" with noise {plan.sigma:.3f}" if plan.sigma else ""
+    return f"{name}: {' '.join(plan.because)} {DOING[Task.parse(plan.task).family]} ({plan.task}{noise})."
