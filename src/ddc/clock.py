@@ -1,0 +1,51 @@
+"""Forecasts how long a restoration takes, from its first steps."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ddc.operators.base import Size
+from ddc.solvers.base import Step
+
+SLOW = 5  # seconds from which the expected time is announced
+MEASURED_STEPS = 3  # after which the time of all is forecast
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a call of the pipeline will take, estimated after its first steps."""
+
+    height: int  # of the restored picture
+    width: int
+    tiles: int
+    seconds: float  # for the whole call
+
+
+class Clock:
+    """Measures the first steps of a call, and forecasts the time of the whole."""
+
+    def __init__(
+        self, started: float, jobs: int, tell: Callable[[Forecast], None] | None, device: torch.device
+    ) -> None:
+        self.started, self.jobs, self.tell, self.device = started, jobs, tell, device
+        self.done: list[float] = []  # when each step ended
+        self.forecast: Forecast | None = None
+
+    def tick(self, step: Step, size: Size, tiles: int, together: int) -> None:
+        """A step is done, of as many tiles as are restored together."""
+        if self.forecast:
+            return
+        if self.device.type == "cuda":  # where a step returns before it is done
+            torch.cuda.synchronize(self.device)
+        self.done.append(time.perf_counter())
+        steps = step.steps * math.ceil(self.jobs * tiles / together)
+        if len(self.done) != min(steps, MEASURED_STEPS):
+            return
+        first = self.done[0] - self.started  # slower than all that follow
+        each = (self.done[-1] - self.done[0]) / (len(self.done) - 1) if len(self.done) > 1 else first
+        self.forecast = Forecast(*size, tiles, first + each * (steps - 1))
+        if self.tell and self.forecast.seconds >= SLOW:
+            self.tell(self.forecast)
