@@ -44,7 +44,23 @@ ESTIMATE_NOISE = ("denoise", "deblur")  # tasks for which the noise is estimated
 Image = str | Path | Picture | Tensor | np.ndarray[Any, Any] | PIL.Image.Image
 Sigma = float | Literal["auto"] | None
 Strength = Literal["low", "medium", "high"]
+DOING = {  # what is done for the tasks of each family
+    "superres": "New detail replaces the enlargement",
+    "blur": "The blur is undone",
+    "inpaint": "The holes are filled",
+    "jpeg": "The marks of JPEG are removed",
+    "denoise": "The noise is removed",
+}
 STRENGTHS = {"low": 0.6, "medium": 1.0, "high": 1.6}  # factors of a noise level that is estimated
+
+
+def in_words(plan: Treatment) -> str:
+    """What was found in a picture, and what is done about it."""
+    found = " ".join(plan.because)
+    if plan.task == NOTHING:
+        return f"{found} It is left as it is."
+    noise = f" with noise {plan.sigma:.3f}" if plan.sigma else ""
+    return f"{found} {DOING[Task.parse(plan.task).family]} ({plan.task}{noise})."
 
 
 class Options(TypedDict, total=False):

@@ -16,7 +16,6 @@ from ddc.notation import duration
 
 if TYPE_CHECKING:
     from ddc.clock import Forecast
-    from ddc.diagnosis.treatment import Treatment
     from ddc.images import Picture
     from ddc.jobs import Options
     from ddc.pipeline import RestorationPipeline, RestorationResult
@@ -24,13 +23,6 @@ if TYPE_CHECKING:
 
 BESIDE = Path("NAME_restored.png")  # beside the picture, where no other place is named
 LONG = 60  # seconds from which a quicker way is named
-DOING = {  # what is done for the tasks of each family
-    "superres": "New detail replaces the enlargement",
-    "blur": "The blur is undone",
-    "inpaint": "The holes are filled",
-    "jpeg": "The marks of JPEG are removed",
-    "denoise": "The noise is removed",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,13 +165,15 @@ class Restore(RayOptions, FileOptions):
         show: Callable[[float], None] | None,
     ) -> Iterator[tuple[list[tuple[Item, "Picture"]], "RestorationResult"]]:
         """Restore a group; if that fails, restore each picture by itself, so that only the bad one is lost."""
+        from ddc.jobs import in_words
+
         begun, options = report.begun, self._options()
         names = [item.source.name for item, _ in group]
         options["names"] = names
         if show is not None:
             options["progress"] = lambda share: show(begun + share * len(group))
         options["forecast"] = lambda forecast: report.say(self._forecast_text(names, forecast, pipe.device.type))
-        options["planned"] = lambda index, plan: report.say(_plan_text(names[index], plan))
+        options["planned"] = lambda index, plan: report.say(f"{names[index]}: {in_words(plan)}")
         try:
             yield group, pipe([picture for _, picture in group], self._task(), **options)
         except UserError as error:
@@ -230,11 +224,3 @@ class Restore(RayOptions, FileOptions):
             return text
         quick = duration(forecast.seconds / solver.evaluations() / self.samples)
         return f"{text}. With --solver one-pass it takes about {quick}; the result is nearly as good, except for strong noise"
-
-
-def _plan_text(name: str, plan: "Treatment") -> str:
-    """What was found in a picture, and what is done about it."""
-    from ddc.problems import Task
-
-    noise = f" with noise {plan.sigma:.3f}" if plan.sigma else ""
-    return f"{name}: {' '.join(plan.because)} {DOING[Task.parse(plan.task).family]} ({plan.task}{noise})."

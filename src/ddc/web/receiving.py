@@ -58,10 +58,14 @@ class Receiver:
 
     def file(self, form: FormData, name: str) -> UploadFile:
         """The file of that name among the parts."""
-        given = form.get(name)
-        if not isinstance(given, UploadFile):
+        return self.files(form, name)[-1]
+
+    def files(self, form: FormData, name: str) -> list[UploadFile]:
+        """The files of that name among the parts."""
+        given = [part for part in form.getlist(name) if isinstance(part, UploadFile)]
+        if not given:
             raise Refusal(400, f"there is no file in this upload; expected one in the field {name}")
-        if (given.size or 0) > self.limits.megabytes * 2**20:
+        if any((one.size or 0) > self.limits.megabytes * 2**20 for one in given):
             raise Refusal(413, f"the file is larger than {self.limits.megabytes} MB")
         return given
 
