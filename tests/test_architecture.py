@@ -26,7 +26,7 @@ GROUPS: list[tuple[int, tuple[str, ...]]] = [
     (1, ("images.py", "formats.py", "jpegfile.py", "storage.py", "datasets.py")),
     (2, ("operators/", "problems.py")),
     (3, ("eight_bits.py", "networks.py", "guided.py", "priors.py", "flows.py")),
-    (3, ("perceptual.py", "inception.py")),
+    (3, ("perceptual.py", "inception.py", "faces.py")),
     (4, ("solvers/",)),
     (5, ("clock.py", "tiling.py", "estimates.py", "diagnosis/", "fast.py", "jobs.py", "pipeline.py")),
     (5, ("convert.py",)),

@@ -169,8 +169,8 @@ def test_a_preview_before_the_whole(page: Any) -> None:
     assert len(slider) == 2 and text.startswith("A preview of 100 × 100 pixels")
     index = next(i for i, fn in page.fns.items() if fn.name == "preview_here")
     order = {"data": [None, *astuple(CHOICES)], "fn_index": index, "session_hash": visitor.session}
-    for data in ({"index": [10, 20]}, {"index": [-1, 2]}, {"index": "x"}, None):
-        visitor.http.post("gradio_api/queue/join", json=order | {"event_data": data}).raise_for_status()
+    for place in ({"index": [10, 20]}, {"index": [-1, 2]}, {"index": "x"}, None):
+        visitor.http.post("gradio_api/queue/join", json=order | {"event_data": place}).raise_for_status()
         assert visitor.completed()["success"]
 
 
