@@ -27,10 +27,11 @@ LONG = 60  # seconds from which a quicker way is named
 
 @dataclass(frozen=True, kw_only=True)
 class Restore(RayOptions, FileOptions):
-    """Restore pictures. For super-resolution IN is the small picture. For inpainting its transparent pixels, or
-    --mask, are the holes."""
+    """Restore pictures. `ddc restore bad.jpg` finds out what is wrong, says what it does and how long that takes, and
+    writes bad_restored.png; a good picture is left as it is. To enlarge a picture use --task sr4. To fill holes, make
+    them transparent or give a --mask."""
 
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="OUT")] = BESIDE
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="OUT", help_behavior_hint="")] = BESIDE
     """The folder of the results, or the name of the result if IN is one picture; by default NAME_restored.png beside
     that picture."""
     task: Annotated[str, tyro.conf.arg(metavar="TASK")] = "auto"
@@ -39,7 +40,7 @@ class Restore(RayOptions, FileOptions):
     done to each picture, and leaves a good one as it is."""
     solver: Annotated[str | None, shown("SOLVER")] = None
     """The algorithm, with settings if needed, as in ddnm:eta=0.5; `ddc info` lists all. By default posterior if the model
-    has a network for it, else ddc."""
+    has a network for it, else ddc. one-pass takes a tenth of the time of ddc and is nearly as good, except for strong noise."""
     realism: Annotated[float | None, shown("NUMBER")] = None
     """For the solver posterior: 0 is the estimate with the least error, in one evaluation; 1 is a sample, which looks more
     natural and invents more. By default 1 in wide holes, and elsewhere what the model states."""
