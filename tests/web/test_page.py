@@ -181,7 +181,7 @@ def test_several_pictures(page: Any, tmp_path: Path) -> None:
     given = [{"path": name, "orig_name": f"{index}.png"} for index, name in enumerate(names)]
     files, said = visitor.call("restore_several", given, "one-pass", "webp")["output"]["data"]
     assert [file["orig_name"] for file in files["value"]] == ["1_0_restored.webp", "2_1_restored.webp"]
-    assert said.count("\n") == 1 and "- 0.png: " in said
+    assert said.count("\n") == 1 and "- 0.png" in said
     assert not visitor.call("restore_several", [], "one-pass", "webp")["success"]
     theirs = [{"path": Visitor(page).upload("t.png", png())["path"]}]
     for bad in (theirs, given * 20, "x", {}):

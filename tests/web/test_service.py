@@ -252,6 +252,12 @@ def test_a_quicker_solver_is_named(work: Service, photo: Upload, monkeypatch: py
     assert "under More" not in work.forecast(photo, Choices(solver="one-pass", steps=1))
 
 
+def test_a_picture_that_would_take_too_long_gets_the_quick_solver(work: Service, photo: Upload) -> None:
+    assert not work.is_too_long(photo, Choices())
+    work.rates["ddc"] = 1e6
+    assert work.is_too_long(photo, Choices()) and not work.is_too_long(photo, Choices(solver="one-pass", steps=1))
+
+
 @pytest.mark.parametrize(
     "choices", [Choices(), Choices(kind="Noise"), Choices(kind="Low resolution"), Choices(kind="JPEG artefacts")]
 )

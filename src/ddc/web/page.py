@@ -34,7 +34,13 @@ from ddc.web.shown import Array, resized, view
 from ddc.web.uploads import Upload, inspect, write_clean_examples, write_examples
 
 SHOWN_BY_BROWSERS = {".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp"}
-DETECTED = [*controls(Choices, "kind"), *controls(Choices, "details"), "sigma"]  # the fields that an upload sets
+DETECTED = [
+    *controls(Choices, "kind"),
+    *controls(Choices, "details"),
+    "sigma",
+    "solver",
+    "steps",
+]  # the fields that an upload sets
 INTRO = """# Restore a picture
 Drop a photograph: the page finds out what is wrong with it and shows a preview. Restore then does the whole picture.
 The detail that is added is plausible, not certain; several samples show where the model is guessing.
@@ -91,7 +97,11 @@ class RestorationPage:
     def _seen(self, request: gr.Request, upload: Upload, choices: Choices | None = None) -> tuple[Any, ...]:
         picture = upload.read(self.work.limits)
         facts, suggested = inspect(upload.name, picture)
-        detected = [getattr(choices or suggested, name) for name in DETECTED]
+        wanted = replace(choices or suggested, **self.first)
+        detected = [getattr(wanted, name) for name in DETECTED[:-2]]
+        quick = self.work.quick
+        too_long = self.work.is_too_long(upload, wanted)
+        detected += [quick, SOLVERS[quick]().steps] if too_long else [gr.skip()] * 2  # a solver that was chosen stays
         with self.work.store.room(3 * CANVAS**2):
             folder = self.work.store.new_folder(visitor_of(request.session_hash))
             canvas = _stored(folder, "canvas", view(picture, CANVAS))

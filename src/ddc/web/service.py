@@ -140,6 +140,14 @@ class Service:
         other = self._expected(upload, choices.task, quick)[2]
         return f"{text} The solver {self.quick}, under More, takes about {duration(other)} and is nearly as good."
 
+    def is_too_long(self, upload: Upload, choices: Choices) -> bool:
+        """Whether a restoration would be refused because of its time, which the quick solver would save."""
+        solver, operator = _checked(choices.task, upload.size(), choices.options)
+        height, width = (side * operator.scale for side in upload.size())
+        self._measure()
+        long = self.expected_seconds((height, width), operator, solver) > 60 * self.limits.minutes
+        return long and self.quick != choices.solver
+
     def _expected(self, upload: Upload, task: str, options: Options) -> tuple[int, int, float]:
         """The height, the width and the seconds of a restoration; one that cannot work is refused."""
         self.limits.check_samples(options["samples"])
@@ -307,7 +315,7 @@ class Service:
             except Stopped:
                 raise
             except UserError as error:
-                said.append(f"{upload.name}: {upload.rename(str(error))}")
+                said.append(upload.rename(str(error)))
         return ShownSeveral(files, said)
 
     def _restore_one(self, upload: Upload, options: Options, path: Path) -> str:
@@ -315,8 +323,8 @@ class Service:
         found: list[str] = []
         named: Options = {**options, "names": [upload.name], "planned": lambda _, plan: found.append(in_words(plan))}
         result = self.restore_file(upload, "auto", named, path, 95)
-        notes = [upload.rename(note).removeprefix(f"{upload.name}: ") for note in result.notes[0]]
-        return f"{upload.name}: {' '.join([*found, *notes])}"
+        notes = [upload.rename(note).removesuffix(" To enlarge it, use --task sr4") for note in result.notes[0]]
+        return " ".join([*(f"{upload.name}: {text}" for text in found), *notes])
 
     def _expected_or_0(self, upload: Upload, options: Options) -> float:
         """The seconds of a picture; one that cannot be restored takes none."""
