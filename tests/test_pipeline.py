@@ -12,7 +12,7 @@ import torch
 from skimage import data
 from torch import Tensor
 
-from ddc.clock import MEASURED_STEPS, Clock
+from ddc import clock
 from ddc.diagnosis.treatment import plan_treatment
 from ddc.errors import UserError
 from ddc.fast import pick_device
@@ -540,12 +540,12 @@ def test_a_network_alone_takes_the_shipped_prior(
 def test_only_the_measured_steps_wait_for_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    for device, expected in (("cpu", 0), ("cuda:1", MEASURED_STEPS)):
-        clock = Clock(time.perf_counter(), 1, None, torch.device(device))
+    for device, expected in (("cpu", 0), ("cuda:1", clock.MEASURED_STEPS)):
+        ticking = clock.Clock(time.perf_counter(), 1, None, torch.device(device))
         for index in range(5):
             x = torch.zeros(1)
-            clock.tick(Step(index, 5, 0, x, x), (8, 8), 1, 1)
-        assert waited == [torch.device(device)] * expected and clock.forecast is not None
+            ticking.tick(Step(index, 5, 0, x, x), (8, 8), 1, 1)
+        assert waited == [torch.device(device)] * expected and ticking.forecast is not None
 
 
 def test_devices() -> None:

@@ -1,4 +1,4 @@
-"""Forecasts how long a call of the pipeline takes, from its first steps."""
+"""Forecasts how long a restoration takes, from its first steps."""
 
 import math
 import time
@@ -10,8 +10,8 @@ import torch
 from ddc.operators.base import Size
 from ddc.solvers.base import Step
 
-SLOW = 30  # seconds from which the expected time is announced
-MEASURED_STEPS = 3  # of the first tile, to forecast the time of all
+SLOW = 5  # seconds from which the expected time is announced
+MEASURED_STEPS = 3  # after which the time of all is forecast
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Clock:
         if self.device.type == "cuda":  # where a step returns before it is done
             torch.cuda.synchronize(self.device)
         self.done.append(time.perf_counter())
-        if len(self.done) != min(step.steps, MEASURED_STEPS):
+        steps = step.steps * math.ceil(self.jobs * tiles / together)
+        if len(self.done) != min(steps, MEASURED_STEPS):
             return
         first = self.done[0] - self.started  # slower than all that follow
         each = (self.done[-1] - self.done[0]) / (len(self.done) - 1) if len(self.done) > 1 else first
-        steps = step.steps * math.ceil(self.jobs * tiles / together)
         self.forecast = Forecast(*size, tiles, first + each * (steps - 1))
         if self.tell and self.forecast.seconds >= SLOW:
             self.tell(self.forecast)

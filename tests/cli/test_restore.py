@@ -75,7 +75,7 @@ def test_what_was_found_is_told_and_a_picture_without_a_fault_is_left(
     assert restore(tmp_path, "-o", tmp_path / "out", "--steps", "1") == 0
     assert files_below(tmp_path / "out") == ["coarse.jpg", "fine.png"]
     told = capsys.readouterr().err
-    assert "It was compressed as JPEG of quality 12. restored as jpeg12 with noise 0.000" in told
+    assert "It was compressed as JPEG of quality 12. The marks of JPEG are removed (jpeg12)." in told
     assert "fine.png is left as it is: Nothing is wrong with it." in caplog.text
     assert np.array_equal(np.asarray(PIL.Image.open(tmp_path / "out" / "fine.png")), np.asarray(cat))
 
@@ -360,9 +360,14 @@ def test_a_long_time_is_told_beforehand(
     assert restore(*options, "-o", tmp_path / "again") == 0
     said = capsys.readouterr()
     facts = json.loads(said.out)
-    assert re.fullmatch(rf"a\.png: 130×100, {facts['tiles']} tiles, about (a|\d+) seconds?\n", said.err)
+    assert re.fullmatch(rf"a\.png: 130×100 pixels in {facts['tiles']} tiles, about (a|\d+) seconds?\n", said.err)
     assert facts["tiles"] == facts["evaluations"] / 10
     assert 0.2 * facts["seconds"] < facts["forecast"] < 5 * facts["seconds"]
+    monkeypatch.setattr("ddc.cli.restore.LONG", 0)
+    assert restore(*options, "-o", tmp_path / "third") == 0
+    assert "With --solver one-pass it takes about a second" in capsys.readouterr().err
+    assert restore(*options, "-o", tmp_path / "fourth", "--solver", "one-pass") == 0
+    assert re.fullmatch(r"a\.png: .* about a second\n", capsys.readouterr().err)
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")

@@ -150,6 +150,45 @@ def test_upload_suggestion_restoration_download(page: Any) -> None:
     assert len(slider) == 2
 
 
+def test_it_opens_with_an_example(page: Any) -> None:
+    visitor = Visitor(page)
+    index = next(i for i, fn in page.fns.items() if any(event == "load" for _, event in fn.targets))
+    order = {"data": [], "fn_index": index, "session_hash": visitor.session}
+    values = visitor.http.post("gradio_api/run/predict", json=order).json()["data"]
+    assert "An example" in values[1]
+    for part in values[-6]:
+        assert visitor.download(part["path"]).content.startswith(b"\x89PNG")
+    assert visitor.restore()["success"]  # of the example
+
+
+def test_a_preview_before_the_whole(page: Any) -> None:
+    visitor = Visitor(page)
+    assert visitor.call("preview", None, *astuple(CHOICES))["output"]["data"] == [{"__type__": "update"}] * 2
+    visitor.give("photo.png", png(side=100))
+    slider, text = visitor.call("preview", None, *astuple(CHOICES))["output"]["data"]
+    assert len(slider) == 2 and text.startswith("A preview of 100 × 100 pixels")
+    index = next(i for i, fn in page.fns.items() if fn.name == "preview_here")
+    order = {"data": [None, *astuple(CHOICES)], "fn_index": index, "session_hash": visitor.session}
+    for place in ({"index": [10, 20]}, {"index": [-1, 2]}, {"index": "x"}, None):
+        visitor.http.post("gradio_api/queue/join", json=order | {"event_data": place}).raise_for_status()
+        assert visitor.completed()["success"]
+
+
+def test_several_pictures(page: Any, tmp_path: Path) -> None:
+    visitor = Visitor(page)
+    two = [("files", ("a.png", png())), ("files", ("b.png", png(10)))]
+    names = visitor.http.post("gradio_api/upload", files=two).json()
+    given = [{"path": name, "orig_name": f"{index}.png"} for index, name in enumerate(names)]
+    files, said = visitor.call("restore_several", given, "one-pass", "webp")["output"]["data"]
+    assert [file["orig_name"] for file in files["value"]] == ["1_0_restored.webp", "2_1_restored.webp"]
+    assert said.count("\n") == 1 and "- 0.png" in said
+    assert not visitor.call("restore_several", [], "one-pass", "webp")["success"]
+    theirs = [{"path": Visitor(page).upload("t.png", png())["path"]}]
+    for bad in (theirs, given * 20, "x", {}):
+        assert visitor.send("restore_several", bad, "one-pass", "webp").status_code in (400, 403)
+    assert not visitor.call("restore_several", given, "one-pass", "exe")["success"]
+
+
 def test_notes_are_shown_beside_the_result(page: Any) -> None:
     visitor = Visitor(page)
     visitor.give("<b>cup.png", png(side=100))
@@ -391,22 +430,24 @@ def test_the_queue_has_an_end(page: Any) -> None:
 def test_a_forecast_is_a_sentence_or_a_warning(page: Any) -> None:
     visitor = Visitor(page)
     visitor.give("photo.png", png())
-    wanted = Choices(scale=4)
+    wanted = Choices(kind="Low resolution", scale=4)
     assert "160 × 160 pixels" in visitor.call("forecast", None, *astuple(wanted))["output"]["data"][0]
     wanted = Choices(kind="JPEG artefacts", scale=4, solver="ddrm")
     assert visitor.call("forecast", None, *astuple(wanted))["output"]["data"][0].startswith("⚠ ddrm needs")
 
 
 def test_controls_are_shown_where_they_matter(page: Any) -> None:
-    names = ["scale", "shape", "blur", "softness", "angle", "quality", "sigma", "editor"]
+    names = ["scale", "shape", "blur", "softness", "angle", "quality", "strength", "editor"]
     visible = {
-        Choices(kind="Low resolution"): {"scale", "sigma"},
-        Choices(kind="Blur"): {"shape", "blur", "sigma"},
-        Choices(kind="Blur", shape="Out of focus"): {"shape", "blur", "softness", "sigma"},
-        Choices(kind="Blur", shape="The camera moved"): {"shape", "blur", "softness", "angle", "sigma"},
-        Choices(kind="Holes"): {"editor", "sigma"},
-        Choices(kind="JPEG artefacts"): {"quality", "sigma"},
-        Choices(kind="Noise"): {"sigma"},
+        Choices(): {"strength"},
+        Choices(kind="Low resolution"): {"scale"},
+        Choices(kind="Blur"): {"shape", "blur", "strength"},
+        Choices(kind="Blur", shape="Out of focus"): {"shape", "blur", "softness", "strength"},
+        Choices(kind="Blur", shape="The camera moved"): {"shape", "blur", "softness", "angle", "strength"},
+        Choices(kind="Holes"): {"editor"},
+        Choices(kind="Remove something"): {"editor"},
+        Choices(kind="JPEG artefacts"): {"quality"},
+        Choices(kind="Noise"): {"strength"},
     }
     for choices, expected in visible.items():
         updates = Visitor(page).call("visibility", *astuple(choices))["output"]["data"]

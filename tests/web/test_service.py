@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,28 +67,28 @@ def look_at(upload: Upload) -> tuple[str, Choices]:
 
 def test_a_jpeg_file_says_its_quality(tmp_path: Path) -> None:
     facts, seen = look_at(saved(tmp_path / "a.jpg", data.astronaut()[:96, :128], quality=23))
-    assert seen.kind == "JPEG artefacts" and seen.quality == 23
-    assert seen.task == "jpeg23" and "JPEG of quality 23" in facts
+    assert seen.kind == "Find out" and seen.quality == 23
+    assert seen.task == "auto" and "JPEG of quality 23" in facts and "(jpeg23)" in facts
     assert "128 × 96 pixels" in facts
 
 
 def test_noise_is_estimated_and_suggested(tmp_path: Path) -> None:
     noisy = data.coffee()[100:228, 200:328] + np.random.default_rng(0).normal(0, 0.1 * 255, (128, 128, 3))
     _, seen = look_at(saved(tmp_path / "a.png", noisy.clip(0, 255).astype(np.uint8)))
-    assert seen.kind == "Noise" and seen.sigma == pytest.approx(0.1, rel=0.25)
+    assert seen.kind == "Find out" and seen.sigma == pytest.approx(0.1, rel=0.25)
     _, clean = look_at(saved(tmp_path / "b.png", data.coffee()[100:228, 200:328]))
-    assert clean.kind == "Low resolution" and clean.sigma == 0
+    assert clean.kind == "Low resolution" and clean.sigma == 0 and clean.options["sigma"] == 0
 
 
 def test_blur_is_estimated_and_suggested(tmp_path: Path) -> None:
-    blurred = np.asarray(Image.fromarray(data.coffee()).filter(ImageFilter.GaussianBlur(2)))[100:228, 200:328]
+    blurred = np.asarray(Image.fromarray(data.chelsea()).filter(ImageFilter.GaussianBlur(2)))[40:240, 100:300]
     facts, seen = look_at(saved(tmp_path / "a.png", blurred))
-    assert seen.kind == "Blur" and seen.blur == pytest.approx(2, abs=0.4)
-    assert f"blur of about {seen.blur:.1f} pixels" in facts
+    assert seen.kind == "Find out" and seen.blur == pytest.approx(2, abs=0.4)
+    assert "The blur is undone" in facts
     picture = torch.from_numpy(data.coffee() / np.float32(255)).permute(2, 0, 1)[None]
     unfocused = (KernelBlur(disc_kernel(4))(picture)[0].permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
     facts, seen = look_at(saved(tmp_path / "c.png", unfocused[60:-60, 60:-60]))
-    assert seen.kind == "Blur" and seen.task.startswith("disc")
+    assert seen.kind == "Find out" and replace(seen, kind="Blur").task.startswith("disc")
     assert seen.blur == pytest.approx(4, abs=0.15) and "a disc of about 4.0 pixels" in facts
     tiny_facts, tiny = look_at(saved(tmp_path / "b.png", blurred[:32, :32]))
     assert tiny.kind == "Low resolution" and "blur" not in tiny_facts
@@ -140,7 +141,7 @@ def test_a_photograph_held_upright_is_told_upright(work: Service, tmp_path: Path
 
 def test_time_is_told_beforehand(work: Service, tmp_path: Path, photo: Upload) -> None:
     work.rates["ddc"] = 20.0  # seconds per evaluation and megapixel
-    small = work.forecast(photo, Choices(scale=2))
+    small = work.forecast(photo, Choices(kind="Low resolution", scale=2))
     assert "96 × 64 pixels" in small and "take about a second" in small
     work.rates["ddc"] = 100.0
     large = work.forecast(saved(tmp_path / "wide.png", np.zeros((96, 500, 3), np.uint8)), Choices(kind="Noise"))
@@ -148,7 +149,9 @@ def test_time_is_told_beforehand(work: Service, tmp_path: Path, photo: Upload) -
     with pytest.raises(UserError, match="this page allows 5 minutes"):
         work.forecast(photo, Choices(kind="Noise", solver="ddrm", steps=1000, samples=8))
     with pytest.raises(UserError, match="takes up to 1"):
-        work.forecast(saved(tmp_path / "b.png", np.zeros((300, 400, 3), np.uint8)), Choices(scale=8))
+        work.forecast(
+            saved(tmp_path / "b.png", np.zeros((300, 400, 3), np.uint8)), Choices(kind="Low resolution", scale=8)
+        )
 
 
 def test_the_forecast_follows_the_measured_speed(work: Service) -> None:
@@ -191,7 +194,7 @@ def test_menus_come_from_the_registries(work: Service, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "choices",
     [
-        Choices(scale=2, seed=3),
+        Choices(kind="Low resolution", scale=2, seed=3),
         Choices(kind="Noise", sigma=0.05, solver="ddrm", steps=3, samples=2),
         Choices(kind="Blur", blur=1.5, steps=2),
         Choices(kind="Holes"),
@@ -224,14 +227,88 @@ def test_the_command_line_and_python_do_the_same(
     assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1
 
 
-def test_no_noise_is_said_aloud_where_the_command_line_would_estimate_it() -> None:
-    assert command_line("a.png", Choices(kind="Noise"), mask=False).endswith("--task denoise --sigma 0")
-    assert "--sigma" not in command_line("a.png", Choices(), mask=False)
+def test_strength_stands_for_sigma() -> None:
+    noise = Choices(kind="Noise", sigma=0.05, strength="high")
+    assert command_line("a.png", noise, mask=False).endswith("--task denoise --sigma 0.08")
+    estimated = command_line("a.png", Choices(kind="Noise", strength="low"), mask=False)
+    assert estimated.endswith("--task denoise --strength low")
+    assert command_line("a.png", Choices(sigma=0.1), mask=False) == "ddc restore a.png -o a_restored.png --task auto"
+    assert "--strength" not in command_line("a.png", Choices(kind="Low resolution", strength="high"), mask=False)
+
+
+def test_the_speed_is_measured_when_it_is_needed(work: Service, photo: Upload, monkeypatch: pytest.MonkeyPatch) -> None:
+    work.rates["ddc"] = 1e6  # as on a computer that was busy
+    with pytest.raises(UserError, match="this page allows"):
+        work.forecast(photo, Choices(kind="Noise"))  # it was measured a moment ago
+    monkeypatch.setattr(service, "FRESH", 0)
+    with work.lock, pytest.raises(UserError, match="this page allows"):
+        work.forecast(photo, Choices(kind="Noise"))  # a restoration is under way
+    assert "about a second" in work.forecast(photo, Choices(kind="Noise")) and work.rates["ddc"] < 1e5
+
+
+def test_a_quicker_solver_is_named(work: Service, photo: Upload, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "LONG", 0)
+    assert "one-pass, under More, takes about a second" in work.forecast(photo, Choices())
+    assert "under More" not in work.forecast(photo, Choices(solver="one-pass", steps=1))
+
+
+def test_a_picture_that_would_take_too_long_gets_the_quick_solver(work: Service, photo: Upload) -> None:
+    assert not work.is_too_long(photo, Choices())
+    work.rates["ddc"] = 1e6
+    assert work.is_too_long(photo, Choices()) and not work.is_too_long(photo, Choices(solver="one-pass", steps=1))
+
+
+@pytest.mark.parametrize(
+    "choices", [Choices(), Choices(kind="Noise"), Choices(kind="Low resolution"), Choices(kind="JPEG artefacts")]
+)
+def test_a_preview_shows_a_part(work: Service, tmp_path: Path, choices: Choices) -> None:
+    pixels = np.full((300, 700, 3), 128, np.uint8)
+    pixels[20:180, 400:650] = data.chelsea()[60:220, 100:350]
+    upload = saved(tmp_path / "a.jpg", pixels, quality=12)
+    shown = work.preview(upload, choices)
+    assert shown is not None
+    before, after, text = shown
+    assert before.shape == after.shape == (256, 256, 3) and "256 × 256 pixels" in text
+    assert before.std() > 30  # where the cat is
+    flat = work.preview(upload, choices, (280, 20))
+    assert flat is not None and flat[0].std() < 5
+    assert work.preview(upload, Choices(kind="Holes")) is None
+
+
+def test_a_good_picture_has_no_preview_of_what_is_not_done(work: Service, tmp_path: Path) -> None:
+    assert work.preview(saved(tmp_path / "a.png", data.chelsea()), Choices()) is None
+
+
+def test_something_is_removed(work: Service, photo: Upload) -> None:
+    with pytest.raises(UserError, match="paint over what is to be removed"):
+        work.restore(photo, Choices(kind="Remove something"))
+    painted = np.zeros((32, 48), np.uint8)
+    painted[10:20, 10:20] = 1
+    done = work.restore(photo, Choices(kind="Remove something", steps=1, format="webp"), painted)
+    assert [path.name for path in done.files] == ["my photo_restored.webp", "mask.png"]
+    assert "-o 'my photo_restored.webp' --task inpaint" in done.command
+
+
+def test_several_pictures_are_restored_each_as_what_is_found(work: Service, tmp_path: Path) -> None:
+    cat = data.chelsea()[60:188, 120:248]
+    uploads = [saved(tmp_path / "coarse.jpg", cat, quality=12), saved(tmp_path / "fine.png", cat)]
+    (tmp_path / "bad.png").write_text("no picture")
+    uploads.append(Upload(tmp_path / "bad.png", "bad.png"))
+    seen: list[float] = []
+    done = work.restore_several(uploads, "one-pass", "jpg", lambda share, text: seen.append(share), "visitor")
+    assert [path.name for path in done.files] == ["1_coarse_restored.jpg", "2_fine_restored.jpg"]
+    assert all(path.is_file() for path in done.files) and seen
+    assert "(jpeg12)" in done.said[0] and "Nothing is wrong" in done.said[1] and "bad.png is not" in done.said[2]
+    assert not any(str(tmp_path) in line for line in done.said)
+    with pytest.raises(UserError, match="takes 20 at once"):
+        work.restore_several(uploads * 7, "one-pass", "jpg", lambda share, text: None, "visitor")
 
 
 def test_before_and_after_have_one_size(work: Service, photo: Upload) -> None:
     seen: list[tuple[float, str]] = []
-    done = work.restore(photo, Choices(scale=4), progress=lambda share, text: seen.append((share, text)))
+    done = work.restore(
+        photo, Choices(kind="Low resolution", scale=4), progress=lambda share, text: seen.append((share, text))
+    )
     assert done.before.shape == done.after.shape == (128, 192, 3) and done.uncertainty is None
     assert [share for share, _ in seen] == sorted(share for share, _ in seen) and seen[-1][0] == 1
     assert "192 × 128 pixels in" in done.summary
@@ -281,7 +358,7 @@ def test_a_run_can_be_stopped(work: Service, photo: Upload) -> None:
     visitors.stop("a")
     visitors.stop("nobody")
     with pytest.raises(UserError, match="stopped"):
-        work.restore(photo, Choices(), progress=report)
+        work.restore(photo, Choices(kind="Noise"), progress=report)
     assert not work.lock.locked()
 
 
@@ -297,7 +374,9 @@ def test_restorations_run_one_at_a_time(work: Service, photo: Upload) -> None:
         running[0] -= 1
 
     threads = [
-        threading.Thread(target=work.restore, args=(photo, Choices(scale=2, seed=seed), None, progress))
+        threading.Thread(
+            target=work.restore, args=(photo, Choices(kind="Low resolution", scale=2, seed=seed), None, progress)
+        )
         for seed in range(4)
     ]
     for thread in threads:
@@ -353,16 +432,16 @@ def test_compare_refuses_what_cannot_work(work: Service, photo: Upload) -> None:
 def test_examples_are_what_they_say(work: Service, tmp_path: Path) -> None:
     examples = write_examples(tmp_path / "examples")
     assert [choices.kind for _, choices in examples] == [
-        "Low resolution",
         "Blur",
+        "Low resolution",
         "Holes",
         "Noise",
         "JPEG artefacts",
     ]
     for upload, choices in examples:
         _, suggested = look_at(upload)
-        if choices.kind in ("Holes", "Noise", "JPEG artefacts"):
-            assert suggested.kind == choices.kind
+        kinds = {"Low resolution": "Low resolution", "Holes": "Holes"}
+        assert suggested.kind == kinds.get(choices.kind, "Find out")
         assert "pixels" in work.forecast(upload, choices)
     assert all(upload.read(work.limits).size == (256, 256) for upload in write_clean_examples(tmp_path / "clean"))
 
@@ -404,7 +483,7 @@ def test_the_disk_has_a_limit(tmp_path: Path) -> None:
 def test_results_are_refused_where_there_is_no_room(work: Service, photo: Upload) -> None:
     work.store.limit = 70_000
     with pytest.raises(UserError, match="no room"):
-        work.restore(photo, Choices(scale=8))
+        work.restore(photo, Choices(kind="Low resolution", scale=8))
     with pytest.raises(UserError, match="no room"):
         work.compare(photo, Trial("sr4", 0.05, "ddc", 2, "pinv", 1, longest=96))
     assert not list(work.store.folder.rglob("*.png"))
@@ -420,16 +499,25 @@ def test_heic_is_read_although_pillow_alone_cannot(tmp_path: Path, monkeypatch: 
 
 
 def test_a_form_is_made_from_the_values_of_its_components() -> None:
-    values = ["Blur", 4, "Soft", 2, None, 45, 10.0, None, "ddnm", 20.0, None, 1, None, None]
+    values = ["Blur", 4, "Soft", 2, None, 45, 10.0, "medium", None, "ddnm", 20.0, None, 1, None, None, "png"]
     form = from_values(Choices, values)
     assert form == Choices("Blur", blur=2.0, sigma=0.0, solver="ddnm", steps=20, angle=45.0)
     assert type(form.blur) is float and type(form.steps) is int
     with pytest.raises(ValueError, match="shorter"):
         from_values(Choices, values[:-1])
-    for field, value in ((0, "Everything"), (1, 5), (3, 99), (3, "wide"), (7, float("nan")), (9, 0.5), (10, 10**12)):
+    for field, value in (
+        (0, "Everything"),
+        (1, 5),
+        (3, 99),
+        (3, "wide"),
+        (7, "much"),
+        (8, float("nan")),
+        (10, 0.5),
+        (11, 10**12),
+    ):
         with pytest.raises(UserError, match="expected"):
             from_values(Choices, [*values[:field], value, *values[field + 1 :]])
-    assert from_values(Choices, [*values[:-3], 12, 0, 0], {"samples": {"maximum": 20}}).samples == 12
+    assert from_values(Choices, [*values[:-4], 12, 0, 0, "png"], {"samples": {"maximum": 20}}).samples == 12
 
 
 def test_limits_and_durations() -> None:

@@ -53,6 +53,9 @@ class MeasuringOptions:
     """VGG16's weights for LPIPS-VGG16 and FD-VGG16, vgg16.safetensors. Default: from the cache, or downloaded."""
     fid: bool = False
     """Measure FID. The Inception weights are downloaded once (87 MB)."""
+    faces: bool = False
+    """Measure whether faces stay the same person: the distance of their embeddings (identity). It needs the extra `faces`;
+    dlib's networks are downloaded once (100 MB)."""
     fid_inception: Annotated[Path | None, FILE] = None
     """The standard Inception weights, pt_inception-2015-12-05-6726825d.pth; FID is measured if they are found."""
 
@@ -85,6 +88,10 @@ class MeasuringOptions:
             from ddc.evaluation.report import check_packages
 
             check_packages()
+        if self.faces:
+            from ddc.faces import fetch_face_models
+
+            fetch_face_models()
         if self.vgg16 is not None:
             from ddc.perceptual import VGG_VARIABLE
 

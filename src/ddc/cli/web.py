@@ -6,37 +6,38 @@ from typing import Annotated, Literal
 
 import tyro
 
+from ddc.cli.files import shown
 from ddc.web.limits import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Web:
-    """Open a web page for restoring pictures, and an API for programs (POST /api/restore). Only this computer can reach it unless --host says otherwise. It
-    makes no connections to other computers."""
+    """Start a web page for restoring pictures, and an API for programs (POST /api/restore). Only this computer can reach
+    it unless --host says otherwise. It makes no connections to other computers."""
 
-    model: Path | None = None
-    """The model folder, or a model on the Hugging Face Hub, as in user/model or user/model@revision; if left out, the one
-    that is shipped with the package."""
-    network: Path | None = None
+    model: Annotated[Path | None, shown("FOLDER")] = None
+    """The model folder, or a model on the Hugging Face Hub, as in user/model or user/model@revision; by default the
+    model that is shipped with the package."""
+    network: Annotated[Path | None, shown("FOLDER")] = None
     """A data-consistency network outside the model folder."""
-    device: str = "auto"
+    device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     fast: bool = True
     """The fast path: half precision on CUDA, faster convolutions on the CPU."""
-    host: str = "127.0.0.1"
-    """Address to listen on. 0.0.0.0 lets other computers in; better put a reverse proxy with a login in front."""
-    port: int | None = None
-    """Port; if left out, the first free one from 7860 on."""
-    allowed_host: tuple[str, ...] = ()
+    host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1"
+    """The address to listen on. 0.0.0.0 lets other computers in, without a login; a reverse proxy can add one."""
+    port: Annotated[int | None, shown("N")] = None
+    """The port; by default the first free one from 7860 on."""
+    allowed_host: Annotated[tuple[str, ...], shown("[NAME …]")] = ()
     """Further host names that the page answers to, such as that of the reverse proxy."""
     page: bool = True
     """Serve the page; without it, the API for programs alone."""
     open_browser: bool = False
     """Also open the page in the browser."""
-    static: Path | None = None
+    static: Annotated[Path | None, shown("FOLDER")] = None
     """Write the page into this new folder and end. Its files restore pictures in the browser; any static server can host them."""
-    runtime: Path | None = None
-    """With --static: onnxruntime-web's archive, from `npm pack`; if left out, npm fetches it."""
+    runtime: Annotated[Path | None, shown("FILE")] = None
+    """With --static: onnxruntime-web's archive, from `npm pack`; by default npm fetches it."""
     dtype: Literal["fp32", "fp16", "8bit"] = "fp16"
     """With --static: data type of the weights that a visitor loads."""
     limits: Annotated[Limits, tyro.conf.arg(name="")] = field(default_factory=Limits)

@@ -21,7 +21,7 @@ from ddc.images import Picture, quantise, to_internal, unit_float
 from ddc.operators.base import LinearOperator, Operator
 from ddc.operators.blur import KernelBlur
 from ddc.operators.inpaint import Inpaint
-from ddc.problems import Problem
+from ddc.problems import Problem, Task
 
 NOTHING = "nothing"  # the task of a picture that is returned as it is
 STRONGEST = 0.12  # σ that is assumed at most
@@ -51,6 +51,14 @@ NOISE_OF_SHAKEN = 0.02  # σ that covers the errors of an estimated kernel
 UNKNOWN = 0.1  # σ that networks are told of a picture of which nothing else is known
 # What tells that a restoration is worse than its source, see `regret`
 MOST_RESIDUAL, RINGING, STRUCTURE = (1.6, 0.012), (1.25, 0.006), 3.0
+
+DOING = {  # what is done for the tasks of each family
+    "superres": "New detail replaces the enlargement",
+    "blur": "The blur is undone",
+    "inpaint": "The holes are filled",
+    "jpeg": "The marks of JPEG are removed",
+    "denoise": "The noise is removed",
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,14 @@ class Treatment:
     conditions: Conditions | None = None  # for a posterior network
     solver: str | None = None  # where none is named
     marks: Mask | None = dataclasses.field(default=None, compare=False)  # scratches and dust that are filled
+
+    def in_words(self) -> str:
+        """Returns what was found in a picture, and what is done about it."""
+        found = " ".join(self.because)
+        if self.task == NOTHING:
+            return f"{found} It is left as it is."
+        noise = f" with noise {self.sigma:.3f}" if self.sigma else ""
+        return f"{found} {DOING[Task.parse(self.task).family]} ({self.task}{noise})."
 
     def prepared(self, picture: Picture) -> Picture:
         """Returns the picture that is the measurement of the task."""

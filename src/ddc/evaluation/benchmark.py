@@ -468,7 +468,7 @@ class Measuring:
         rows = []
         for i, name in enumerate(names[:count]):
             row: Row = dict(zip(KEY, case.key, strict=True)) | {"image": name}
-            row |= {metric: round(column[i], 7) for metric, column in values.items()} | timing
+            row |= {metric: round(column[i], 7) for metric, column in values.items() if column[i] is not None} | timing
             row |= {} if finite[i] else {"finite": False}
             if curves:
                 row["kurtosis"] = [[t, round(k, 4)] for (t, _), k in zip(trace, curves[i], strict=True)]

@@ -202,7 +202,7 @@ def paired_table(paired: list[Row], summary: list[Row]) -> list[Table]:
     found = {(*key_of(row), row["metric"]): row for row in paired}
     metrics = [
         metric
-        for metric in ("psnr", "ssim", "lpips", "lpips_vgg", "dists")
+        for metric in ("psnr", "ssim", "lpips", "lpips_vgg", "dists", "identity")
         if any(r["metric"] == metric for r in paired)
     ]
     cells = []

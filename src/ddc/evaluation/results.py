@@ -16,7 +16,10 @@ from ddc.evaluation.run import KEY, Key, Row, key_of, read_protocol, read_rows, 
 from ddc.perceptual import Array
 
 # What is averaged over images, and whether more of it is better
-HIGHER_IS_BETTER = {"psnr": True, "ssim": True, "ssim_paper": True, "lpips": False, "lpips_vgg": False, "dists": False}
+HIGHER_IS_BETTER = {
+    **{"psnr": True, "ssim": True, "ssim_paper": True},
+    **{"lpips": False, "lpips_vgg": False, "dists": False, "identity": False},
+}
 AVERAGED = (*HIGHER_IS_BETTER, "consistency")
 SAMPLED = {"crps": False, "psnr_mean": True}  # of several samples
 SETS = {"fd_vgg16": False, "fid": False}  # distances between sets of pictures
@@ -32,6 +35,7 @@ FIGURES = {
     "lpips": ("LPIPS ↓", 3),
     "lpips_vgg": ("LPIPS-VGG16 ↓", 3),
     "dists": ("DISTS ↓", 3),
+    "identity": ("identity ↓", 3),
     "fd_vgg16": ("FD-VGG16 ↓", 1),
     "fid": ("FID ↓", 1),
     "consistency": ("‖Ax−y‖/σ", 3),

@@ -51,6 +51,7 @@ EXPLANATIONS = {
     "psnr_ci": "half the width of the 95 % confidence interval of the mean (Student's t)",
     "ssim": "scikit-image's default, data range 1; ssim_paper with data range 2, as in the paper's tables",
     "consistency": "RMS of A x − y over observed values, relative to sigma; if sigma is 0, in [0, 1] units",
+    "identity": "distance of dlib's embeddings of the largest face, over images that show one; below 0.6 it is one person",
     "fd_vgg16": "Fréchet distance of position averages of VGG16's relu5_3; it falls with n, so compare equal n",
     "spread": "standard deviation between samples; ratio: spread × √2 / RMSE of a sample, 1 for samples of the posterior",
     "crps": "continuous ranked probability score of the pixels, fair for few samples; psnr_mean: of the samples' mean",

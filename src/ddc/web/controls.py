@@ -7,15 +7,25 @@ from typing import Any, TypeVar
 
 from ddc.errors import UserError
 from ddc.estimates import BlurEstimate
-from ddc.jobs import Options
+from ddc.jobs import STRENGTHS, Options
 from ddc.problems import TASKS
 
 Form = TypeVar("Form")
 
-KINDS = SUPER_RESOLUTION, BLUR, HOLES, JPEG, NOISE = "Low resolution", "Blur", "Holes", "JPEG artefacts", "Noise"
+KINDS = AUTO, SUPER_RESOLUTION, BLUR, NOISE, JPEG, HOLES, REMOVE = (
+    "Find out",
+    "Low resolution",
+    "Blur",
+    "Noise",
+    "JPEG artefacts",
+    "Holes",
+    "Remove something",
+)
+PAINTED = (HOLES, REMOVE)  # for which the brush is shown
 SHAPES = SOFT, DISC, LINE = "Soft", "Out of focus", "The camera moved"  # a Gaussian, a disc, a line
 WIDTH = "Width, radius or length"
-DEVIATION = "Standard deviation, where black is 0 and white is 1"
+DEVIATION = "Standard deviation, where black is 0 and white is 1. The strength multiplies it; 0 for Noise estimates it"
+GENTLE = "Low keeps more of the picture, high removes more"
 LARGEST_SEED = 2**31
 REALISM = "For the solver posterior. 0: least error; 1: sharp, with invented detail. Wide holes get 1 if this is 0"
 GUESSING = "Several show where the model is guessing"
@@ -85,11 +95,15 @@ def _is(kind: str, *shapes: str) -> Callable[["Choices"], bool]:
     return lambda form: form.kind == kind and (not shapes or form.shape in shapes)
 
 
+def _has_strength(form: "Choices") -> bool:
+    return form.kind in (AUTO, BLUR, NOISE)
+
+
 @dataclass(frozen=True)
 class Choices:
     """What a visitor chose for a photo. An upload sets the controls of the groups "kind" and "details"."""
 
-    kind: str = control(SUPER_RESOLUTION, "Radio", "What is wrong with it?", choices=KINDS, group="kind")
+    kind: str = control(AUTO, "Radio", "What is wrong with it?", choices=KINDS, group="kind")
     scale: int = control(4, "Radio", "Enlarge how many times?", choices=(2, 3, 4, 8), visible=_is(SUPER_RESOLUTION))
     shape: str = control(SOFT, "Radio", "Which blur?", choices=SHAPES, visible=_is(BLUR))
     blur: float = control(3.0, "Slider", "Pixels", (0.5, 30, 0.05), info=WIDTH, row="blur", visible=_is(BLUR))
@@ -100,13 +114,15 @@ class Choices:
         45.0, "Slider", "Degrees", (0, 180, 1), info="Counter-clockwise", row="blur", visible=_is(BLUR, LINE)
     )
     quality: int = control(10, "Slider", "JPEG quality", (1, 100, 1), visible=_is(JPEG))
-    sigma: float = control(0.0, "Slider", "Noise", (0, 0.3, 0.001), info=DEVIATION)
+    strength: str = control("medium", "Radio", "Strength", choices=tuple(STRENGTHS), info=GENTLE, visible=_has_strength)
+    sigma: float = control(0.0, "Slider", "Noise", (0, 0.3, 0.001), info=DEVIATION, group="more")
     solver: str = control("ddc", "Dropdown", "Solver", group="more", row="solver")
     steps: int = control(5, "Slider", "Steps", (1, 1000, 1), group="more", row="solver")
     seed: int = control(0, "Number", "Seed", group="more", row="samples", precision=0)
     samples: int = control(1, "Slider", "Samples", (1, 8, 1), info=GUESSING, group="more", row="samples")
     realism: float = control(0.0, "Slider", "Realism", (0, 1, 0.05), info=REALISM, group="more")
     doubt: bool = control(False, "Checkbox", "Show how far each pixel may be off", group="more")
+    format: str = control("png", "Radio", "Save as", choices=("png", "jpg", "webp", "tiff"), group="more")
 
     @property
     def task(self) -> str:
@@ -120,9 +136,11 @@ class Choices:
             LINE: BlurEstimate(length=self.blur, angle=self.angle, width=self.softness),
         }
         tasks = {
+            AUTO: "auto",
             SUPER_RESOLUTION: f"sr{self.scale}",
             BLUR: blurs[self.shape].task,
             HOLES: "inpaint",
+            REMOVE: "inpaint",
             JPEG: f"jpeg{self.quality}",
             NOISE: "denoise",
         }
@@ -131,11 +149,15 @@ class Choices:
     @property
     def options(self) -> Options:
         """The options of the restoration."""
-        names = ["sigma", "solver", "steps", "seed", "samples"]
-        if self.solver == "posterior" and not (self.kind == HOLES and self.realism == 0):
+        names = ["solver", "steps", "seed", "samples"]
+        if self.solver == "posterior" and not (self.kind in PAINTED and self.realism == 0):
             names.append("realism")
         names += ["doubt"] if self.doubt else []
-        return {name: getattr(self, name) for name in names}  # type: ignore[return-value]
+        if self.kind == AUTO or (self.kind == NOISE and not self.sigma):  # the noise is estimated
+            names.append("strength")
+            return {name: getattr(self, name) for name in names}  # type: ignore[return-value]
+        sigma = round(self.sigma * (STRENGTHS[self.strength] if _has_strength(self) else 1), 4)
+        return {"sigma": sigma, **{name: getattr(self, name) for name in names}}  # type: ignore[typeddict-item]
 
 
 @dataclass(frozen=True)

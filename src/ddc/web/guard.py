@@ -20,6 +20,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from ddc.errors import UserError
 from ddc.web.api import Api
 from ddc.web.folders import ALIAS, Store
+from ddc.web.limits import MOST_FILES
 from ddc.web.receiving import (
     Message,
     Receive,
@@ -204,6 +205,7 @@ class Guard:
             "data": [self._value(visitor, component.get_block_name(), value) for component, value in pairs],
             "fn_index": index,
             "session_hash": _scoped(visitor, order.get("session_hash")),
+            "event_data": _place(order.get("event_data")),
             "trigger_id": order.get("trigger_id") if type(order.get("trigger_id")) is int else None,
         }
 
@@ -213,6 +215,10 @@ class Guard:
             return None
         if component == "image":
             return self._file_data(visitor, value)
+        if component == "file":
+            if not isinstance(value, list) or len(value) > MOST_FILES:
+                raise Refusal(400, f"this is not a list of at most {MOST_FILES} files")
+            return [self._file_data(visitor, one) for one in value]
         if component == "imageeditor":
             if not isinstance(value, dict) or not isinstance(value.get("layers") or [], list):
                 raise Refusal(400, "this is not a painting")
@@ -247,14 +253,16 @@ class Guard:
         return FileResponse(path, 200, headers, kind, filename=path.name, content_disposition_type=disposition)
 
     async def _upload(self, request: Request, visitor: str, receive: Receive) -> Response:
-        """Store a file in the visitor's folder; the answer is its name there."""
-        async with self.api.receiver.uploaded(request, receive) as form:
-            given = self.api.receiver.file(form, "files")
-            # the same content has the same name, or the editor would send it again and again
-            content = (await asyncio.to_thread(hashlib.file_digest, given.file, "sha256")).hexdigest()  # type: ignore[arg-type]
-            path = self.store.home(visitor) / content[:VISITOR_LENGTH] / file_name(given.filename)
-            await asyncio.to_thread(write_upload, path, given)
-        return JSONResponse([f"{ALIAS}/{path.relative_to(self.store.folder).as_posix()}"])
+        """Store files in the visitor's folder; the answer is their names there."""
+        names = []
+        async with self.api.receiver.uploaded(request, receive, MOST_FILES) as form:
+            for given in self.api.receiver.files(form, "files"):
+                # the same content has the same name, or the editor would send it again and again
+                content = (await asyncio.to_thread(hashlib.file_digest, given.file, "sha256")).hexdigest()  # type: ignore[arg-type]
+                path = self.store.home(visitor) / content[:VISITOR_LENGTH] / file_name(given.filename)
+                await asyncio.to_thread(write_upload, path, given)
+                names.append(f"{ALIAS}/{path.relative_to(self.store.folder).as_posix()}")
+        return JSONResponse(names)
 
     async def _painted(self, request: Request, visitor: str, receive: Receive) -> Response:
         """Store a layer that was painted. The other pictures of the editor are not needed."""
@@ -341,6 +349,14 @@ def _text(value: object, most: int = 0) -> str:
     if not isinstance(value, str) or not (len(value) <= most if most else SESSION.fullmatch(value)):
         raise Refusal(400, "the request has a value that this page does not send")
     return value
+
+
+def _place(data: Any) -> dict[str, Any]:
+    """Where a picture was clicked: a column and a row, or None. Nothing else that an event may carry is passed on."""
+    index = data.get("index") if isinstance(data, dict) else None
+    if not isinstance(index, list) or len(index) != 2 or not all(type(n) is int and 0 <= n < 10**6 for n in index):
+        index = None
+    return {"index": index, "value": None}
 
 
 def _cancelling(visitor: str, order: dict[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from ddc.errors import UserError
 from ddc.notation import duration
 
+MOST_FILES = 20  # that are uploaded and restored together
+
 
 @dataclass(frozen=True)
 class Limits:
     """What one visitor may use of a computer that others use too."""
 
-    megapixels: float = 12.0
+    megapixels: float = 16.0
     """Largest restored picture, in megapixels."""
     minutes: float = 20.0
     """Longest restoration, in minutes."""
@@ -48,5 +50,5 @@ class Limits:
         if seconds > 60 * self.minutes:
             raise UserError(
                 f"this would take about {duration(seconds)}; this page allows {self.minutes:g} minutes. "
-                "Use fewer steps or samples, a smaller picture, or the solver ddc"
+                "Use the solver one-pass, fewer steps or samples, or a smaller picture"
             )

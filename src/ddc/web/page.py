@@ -5,7 +5,7 @@ import functools
 import html
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,35 @@ import PIL.Image
 
 from ddc.errors import UserError
 from ddc.formats import open_image
+from ddc.images import Picture
 from ddc.solvers import SOLVERS
-from ddc.web.controls import HOLES, Choices, Form, Trial, controls, from_values
+from ddc.web.components import (
+    CANVAS,
+    compare_results,
+    example_gallery,
+    no_result,
+    painting_editor,
+    picture_input,
+    restore_results,
+)
+from ddc.web.controls import PAINTED, Choices, Form, Trial, controls, from_values
 from ddc.web.guard import visitor_of
-from ddc.web.service import Progress, Service, Stopped, Visitors
-from ddc.web.shown import Array, view
+from ddc.web.limits import MOST_FILES
+from ddc.web.service import PREVIEWED, Progress, Service, Stopped, Visitors
+from ddc.web.shown import Array, resized, view
 from ddc.web.uploads import Upload, inspect, write_clean_examples, write_examples
 
 SHOWN_BY_BROWSERS = {".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp"}
-CANVAS = 768  # pixels of the picture that holes are painted on
-DETECTED = [*controls(Choices, "kind"), *controls(Choices, "details")]  # the fields that an upload sets
+DETECTED = [
+    *controls(Choices, "kind"),
+    *controls(Choices, "details"),
+    "sigma",
+    "solver",
+    "steps",
+]  # the fields that an upload sets
 INTRO = """# Restore a picture
-A diffusion model fills in what is missing, and a second network keeps the result true to your picture, in five steps.
-The detail that it adds is plausible, not certain; several samples show where it is guessing.
+Drop a photograph: the page finds out what is wrong with it and shows a preview. Restore then does the whole picture.
+The detail that is added is plausible, not certain; several samples show where the model is guessing.
 Pictures stay on the computer that runs this page and are deleted after {minutes:g} minutes."""
 
 # Events that only change what is shown. Those that are not queued work even when the queue is full. Handlers check the
@@ -81,7 +97,11 @@ class RestorationPage:
     def _seen(self, request: gr.Request, upload: Upload, choices: Choices | None = None) -> tuple[Any, ...]:
         picture = upload.read(self.work.limits)
         facts, suggested = inspect(upload.name, picture)
-        detected = [getattr(choices or suggested, name) for name in DETECTED]
+        wanted = replace(choices or suggested, **self.first)
+        detected = [getattr(wanted, name) for name in DETECTED[:-2]]
+        quick = self.work.quick
+        too_long = self.work.is_too_long(upload, wanted)
+        detected += [quick, SOLVERS[quick]().steps] if too_long else [gr.skip()] * 2  # a solver that was chosen stays
         with self.work.store.room(3 * CANVAS**2):
             folder = self.work.store.new_folder(visitor_of(request.session_hash))
             canvas = _stored(folder, "canvas", view(picture, CANVAS))
@@ -94,7 +114,7 @@ class RestorationPage:
         """→ the fields of the group "details", editor."""
         choices = self._form(Choices, values)
         visible = [control.visible(choices) for control in controls(Choices, "details").values()]
-        return [gr.update(visible=each) for each in (*visible, choices.kind == HOLES)]
+        return [gr.update(visible=each) for each in (*visible, choices.kind in PAINTED)]
 
     def forecast(self, upload: Upload | None, *values: Any) -> str:
         if upload is None:
@@ -104,10 +124,58 @@ class RestorationPage:
         except UserError as error:
             return f"⚠ {_sentence(str(error))}"
 
+    def preview(
+        self, request: gr.Request, upload: Upload | None, values: Sequence[Any], place: tuple[int, int] | None = None
+    ) -> tuple[Any, Any]:
+        """→ slider, summary: of a small part, before the whole picture is restored."""
+        if upload is None:
+            return gr.skip(), gr.skip()
+        try:
+            shown = self.work.preview(upload, self._form(Choices, values), place)
+            if shown is None:
+                return None, ""
+            with self.work.store.room(6 * PREVIEWED**2):
+                folder = self.work.store.new_folder(visitor_of(request.session_hash))
+                parts = _stored(folder, "before", shown[0]), _stored(folder, "after", shown[1])
+            return parts, f"{shown[2]} Click your picture to see another part; Restore does the whole of it."
+        except UserError as error:
+            return None, f"⚠ {_sentence(str(error))}"
+
+    def opening(self, upload: Upload, choices: Choices) -> Callable[[], tuple[Any, ...]]:
+        """What a new tab shows: an example, restored when the page starts. → upload, facts, the fields that are detected,
+        editor, picture, slider, summary, uncertainty, files, command, Python."""
+        if self.work.pipe.solver not in self.work.solver_names():
+            return lambda: (*self.cleared(), *no_result())
+        wanted = replace(choices, **self.first)
+        result = self.work._run(Picture.read(upload.path), wanted.task, wanted.options)
+        after = view(result.picture)
+        before = resized(view(Picture.read(upload.path)), *after.shape[:2])
+        folder = upload.path.parent / "shown"
+        parts = _stored(folder, "before", before), _stored(folder, "after", after)
+        detected = [getattr(wanted, name) for name in DETECTED]
+        told = "An example: drop your own picture on the left, or click another example."
+        values = (upload, told, *detected, None, str(upload.path), parts, "", *no_result()[2:])
+        return lambda: values
+
+    # ------------------------------------------------------------------------------------------------------
+    # handlers of "Several photos"
+
+    def restore_several(self, visitor: str, progress: Progress, given: Any, solver: Any, kind: Any) -> tuple[Any, ...]:
+        """→ files, what was found."""
+        chosen = self._form(Choices, astuple(replace(Choices(), **self.first | {"solver": solver, "format": kind})))
+        done = self.work.restore_several(
+            [_as_upload(one) for one in given], chosen.solver, chosen.format, progress, visitor
+        )
+        said = "\n".join(f"- {html.escape(line, quote=False)}" for line in done.said)
+        return gr.update(value=[str(path) for path in done.files], visible=bool(done.files)), said
+
+    # ------------------------------------------------------------------------------------------------------
+    # the whole of "Restore my photo"
+
     def restore(self, visitor: str, progress: Progress, upload: Upload, drawn: Any, *values: Any) -> tuple[Any, ...]:
         """→ slider, summary, uncertainty, files, command, Python."""
         choices = self._form(Choices, values)
-        layers = self._layers(visitor, drawn or {}) if choices.kind == HOLES else []
+        layers = self._layers(visitor, drawn or {}) if choices.kind in PAINTED else []
         done = self.work.restore(upload, choices, painted(layers), progress, visitor)
         folder = done.files[0].parent / "shown"
         uncertain = None if done.uncertainty is None else _stored(folder, "uncertainty", done.uncertainty)
@@ -177,7 +245,7 @@ class RestorationPage:
 
         # Gradio passes the request and the progress bar, because of the annotation and the default.
         def event(request: gr.Request, progress: Any = gr.Progress(), *values: Any) -> Any:
-            if values[0] is None:
+            if not values[0]:
                 text = "Upload a picture first, or click an example."
                 raise gr.Error(text, title="No picture", print_exception=False)
             session = str(request.session_hash)
@@ -203,23 +271,25 @@ class RestorationPage:
         with gr.Blocks(title="Restore a picture", analytics_enabled=False) as page:
             gr.Markdown(INTRO.format(minutes=self.work.limits.keep_minutes))
             with gr.Tab("Restore my photo"):
-                self._build_restore()
+                self._build_restore(page)
+            with gr.Tab("Several photos"):
+                self._build_several()
             with gr.Tab("Try it"):
                 self._build_compare()
             page.unload(self.stop)  # closing the tab ends its run
         page.queue(max_size=self.work.limits.queue, api_open=False, default_concurrency_limit=8)
         return page
 
-    def _build_restore(self) -> None:
+    def _build_restore(self, page: gr.Blocks) -> None:
         upload, form = gr.State(), replace(Choices(), **self.first)
         examples = write_examples(self.work.store.examples / "restore")
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=360):
-                picture = _picture_input("Your picture", "picture")
+                picture = picture_input("Your picture", "picture")
                 facts = gr.Markdown(elem_id="facts")
-                gallery = _gallery([example for example, _ in examples])
+                gallery = example_gallery([example for example, _ in examples])
                 fields = self._fields(form, "kind")
-                editor = _editor()
+                editor = painting_editor()
                 fields |= self._fields(form, "details")
                 with gr.Accordion("More", open=False, elem_id="more"):
                     fields |= self._fields(form, "more")
@@ -228,25 +298,38 @@ class RestorationPage:
                     go = gr.Button("Restore", variant="primary", elem_id="restore")
                     halt = gr.Button("Stop", elem_id="stop")
             with gr.Column(scale=1, min_width=360):
-                results = _restore_results()
+                results = restore_results()
 
         values = list(fields.values())
         seen = [upload, facts, *(fields[name] for name in DETECTED), editor, picture]
         told: dict[str, Any] = {"fn": self.forecast, "inputs": [upload, *values], "outputs": forecast, **AT_ONCE}
         # Uploads are queued, because only queued events can show a warning.
         gone: dict[str, Any] = {
-            "fn": _no_result,
+            "fn": no_result,
             "inputs": None,
             "outputs": results,
             **AT_ONCE,
         }  # of the picture before
-        picture.upload(self.uploaded, picture, seen, **QUIET).then(**told).then(**gone)
+        glance: dict[str, Any] = {"outputs": results[:2], "show_progress_on": results[0], **HEAVY}
+
+        def preview(request: gr.Request, upload: Any, *values: Any) -> tuple[Any, Any]:
+            return self.preview(request, upload, values)
+
+        def preview_here(request: gr.Request, clicked: gr.SelectData, upload: Any, *values: Any) -> tuple[Any, Any]:
+            return self.preview(request, upload, values, clicked.index and (clicked.index[1], clicked.index[0]))
+
+        looked: dict[str, Any] = {"fn": preview, "inputs": [upload, *values], **glance}
+        picture.select(preview_here, [upload, *values], **glance)
+        for name in ("kind", "strength", "scale", "shape"):
+            fields[name].input(**looked)
+        page.load(self.opening(*examples[0]), None, [*seen, *results], **AT_ONCE)
+        picture.upload(self.uploaded, picture, seen, **QUIET).then(**gone).then(**told).then(**looked)
         picture.clear(self.cleared, None, seen, **AT_ONCE).then(**told).then(**gone)
 
         def example(request: gr.Request, index: Any) -> tuple[Any, ...]:
             return self.clicked(request, *_chosen(examples, index))
 
-        gallery.click(_telling(example), gallery, seen, **AT_ONCE).then(**told).then(**gone)
+        gallery.click(_telling(example), gallery, seen, **AT_ONCE).then(**gone).then(**told).then(**looked)
         details = [fields[name] for name in controls(Choices, "details")]
         for name in ("kind", "shape"):
             fields[name].change(_telling(self.visibility), values, [*details, editor], **AT_ONCE)
@@ -258,19 +341,39 @@ class RestorationPage:
         go.click(event, given, results, show_progress_on=results[0], scroll_to_output=True, **HEAVY)
         halt.click(self.stop, **AT_ONCE)
 
+    def _build_several(self) -> None:
+        gr.Markdown(
+            f"Up to {MOST_FILES} pictures. Each is restored as what is found in it; a good one is left as it is."
+        )
+        pictures = gr.File(label="Your pictures", file_count="multiple", elem_id="pictures")
+        with gr.Row():
+            names = self.work.solver_names()
+            quick = self.work.quick if self.work.quick in names else names[0]
+            solver = gr.Dropdown(names, value=quick, label="Solver", elem_id="several-solver")
+            settings = controls(Choices)["format"].settings
+            kind = gr.Radio(value="jpg", label="Save as", elem_id="several-format", **settings)
+        with gr.Row():
+            go = gr.Button("Restore all", variant="primary", elem_id="restore-all")
+            halt = gr.Button("Stop")
+        said = gr.Markdown(elem_id="several-said")
+        files = gr.File(label="Download", file_count="multiple", visible=False, interactive=False, elem_classes="files")
+        event = self._heavy(self.restore_several)
+        go.click(event, [pictures, solver, kind], [files, said], show_progress_on=said, **HEAVY)
+        halt.click(self.stop, **AT_ONCE)
+
     def _build_compare(self) -> None:
         upload, form = gr.State(), replace(Trial(), **self.first)
         examples = write_clean_examples(self.work.store.examples / "try")
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=360):
-                picture = _picture_input("A clean picture", "clean")
-                gallery = _gallery(examples)
+                picture = picture_input("A clean picture", "clean")
+                gallery = example_gallery(examples)
                 fields = self._fields(form, "details", "try-")
                 with gr.Row():
                     go = gr.Button("Degrade and restore", variant="primary", elem_id="compare")
                     halt = gr.Button("Stop")
             with gr.Column(scale=1, min_width=360):
-                results = _compare_results()
+                results = compare_results()
 
         def example(index: Any) -> tuple[Any, ...]:
             chosen = _chosen(examples, index)
@@ -302,83 +405,12 @@ class RestorationPage:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# components
-
-
-def _picture_input(label: str, name: str) -> Any:
-    settings: dict[str, Any] = {"type": "filepath", "image_mode": None, "sources": ["upload", "clipboard"]}
-    return gr.Image(label=label, height=250, buttons=[], elem_id=name, **settings)
-
-
-def _gallery(uploads: Sequence[Upload]) -> Any:
-    samples, shown = [[str(upload.path)] for upload in uploads], gr.Image(visible=False, render=False)
-    return gr.Dataset(label="Examples", components=[shown], samples=samples, type="index")
-
-
-def _editor() -> Any:
-    return gr.ImageEditor(
-        label="Paint over what is to be filled",
-        type="numpy",
-        sources=[],
-        transforms=[],
-        layers=False,
-        brush=gr.Brush(default_size=16, colors=["#ff2d78"], color_mode="fixed"),
-        canvas_size=(CANVAS, CANVAS),
-        height=420,
-        buttons=[],
-        visible=False,
-        elem_id="editor",
-    )
-
-
-def _result(label: str, **settings: Any) -> Any:
-    return gr.Image(label=label, format="png", interactive=False, elem_classes="result", **settings)
-
-
-def _restore_results() -> list[Any]:
-    shown: dict[str, Any] = {"format": "png", "interactive": False, "buttons": ["fullscreen"]}
-    slider = gr.ImageSlider(label="Before and after", max_height=620, **shown)
-    summary = gr.Markdown(elem_id="summary")
-    label, buttons = (
-        "Uncertainty: pale where the samples differ, or where a pixel may be far off",
-        ["download", "fullscreen"],
-    )
-    uncertainty = _result(label, visible=False, height=420, buttons=buttons)
-    return [slider, summary, uncertainty, *_downloads("shell", "python")]
-
-
-def _no_result() -> tuple[Any, ...]:
-    """→ slider, summary, uncertainty, files, command, Python, all empty."""
-    hidden = gr.update(value=None, visible=False)
-    return None, "", hidden, hidden, "", ""
-
-
-def _compare_results() -> list[Any]:
-    pictures = []
-    for labels in (("Clean", "Degraded"), ("Solver", "Compared with")):
-        with gr.Row():
-            pictures += [_result(label, height=300, buttons=["fullscreen"]) for label in labels]
-    return [*pictures, gr.Markdown(), *_downloads("shell")]
-
-
-def _downloads(*languages: str) -> list[Any]:
-    """The files of a result, and code that makes them."""
-    hidden: dict[str, Any] = {"visible": False, "interactive": False, "elem_classes": "files"}
-    files = gr.File(label="Download", file_count="multiple", **hidden)
-    labels = {"shell": "Command line", "python": "Python"}
-    plain: dict[str, Any] = {"interactive": False, "wrap_lines": True, "lines": 1}
-    with gr.Accordion("The same on your own computer", open=False):
-        codes = [gr.Code(label=labels[name], language=name, **plain) for name in languages]
-    return [files, *codes]
+# values and texts
 
 
 def _follow_solver(solver: Any, steps: Any) -> None:
     """Choosing a solver sets the steps to its own number."""
     solver.change(lambda name: SOLVERS[name]().steps if name in SOLVERS else gr.skip(), solver, steps, **AT_ONCE)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# values and texts
 
 
 def _as_upload(data: Mapping[str, Any]) -> Upload:

@@ -58,12 +58,17 @@ class Receiver:
 
     def file(self, form: FormData, name: str) -> UploadFile:
         """The file of that name among the parts."""
-        given = form.get(name)
-        if len(form.getlist(name)) > 1:
+        given = self.files(form, name)
+        if len(given) > 1:
             raise Refusal(400, f"there are several files in the field {name}; send one picture in each request")
-        if not isinstance(given, UploadFile):
+        return given[0]
+
+    def files(self, form: FormData, name: str) -> list[UploadFile]:
+        """The files of that name among the parts."""
+        given = [part for part in form.getlist(name) if isinstance(part, UploadFile)]
+        if not given:
             raise Refusal(400, f"there is no file in this upload; expected one in the field {name}")
-        if (given.size or 0) > self.limits.megabytes * 2**20:
+        if any((one.size or 0) > self.limits.megabytes * 2**20 for one in given):
             raise Refusal(413, f"the file is larger than {self.limits.megabytes} MB")
         return given
 

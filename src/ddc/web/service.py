@@ -1,8 +1,11 @@
 """The work behind the page: forecasts, restorations and comparisons, for one visitor at a time. Nothing here knows
 Gradio."""
 
+import dataclasses
+import math
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ddc.degrade import degrade
+from ddc.diagnosis.treatment import NOTHING, plan_treatment
 from ddc.errors import UserError
 from ddc.images import Picture, to_internal
-from ddc.jobs import Options, Request
+from ddc.jobs import STRENGTHS, Options, Request
 from ddc.notation import duration
 from ddc.operators.base import Operator, Size
 from ddc.perceptual import LPIPS, psnr
@@ -25,13 +29,16 @@ from ddc.solvers.base import Solver, make_solver
 from ddc.solvers.gradients import GradientSolver
 from ddc.tiling import plan_for
 from ddc.web import shown
-from ddc.web.controls import TRY_TASKS, Choices, Trial
+from ddc.web.controls import REMOVE, TRY_TASKS, Choices, Trial
 from ddc.web.folders import Store
-from ddc.web.limits import Limits
-from ddc.web.shown import Array, heat_map, heat_maximum, resized, view
+from ddc.web.limits import MOST_FILES, Limits
+from ddc.web.shown import Array, busiest, heat_map, heat_maximum, resized, view
 from ddc.web.uploads import Upload
 
 Progress = Callable[[float, str], None]
+FRESH = 120  # seconds for which a measured speed is believed; others may begin to use the computer
+LONG = 60  # seconds from which a quicker solver is named
+PREVIEWED = 256  # pixels of a preview
 
 
 class Stopped(UserError):
@@ -88,6 +95,14 @@ class ShownComparison:
     command: str
 
 
+@dataclass(frozen=True)
+class ShownSeveral:
+    """What the page shows of several restored pictures."""
+
+    files: list[Path]
+    said: list[str]  # a line for each
+
+
 @dataclass
 class Service:
     """A model, the limits, and a place for results."""
@@ -97,6 +112,7 @@ class Service:
     store: Store
     lock: threading.Lock = field(default_factory=threading.Lock)  # one restoration at a time
     rates: dict[str, float] = field(default_factory=dict)  # seconds per evaluation and megapixel, by solver
+    measured: dict[str, float] = field(default_factory=dict)  # when each of them was
     lpips: LPIPS | None = None
 
     def solver_names(self) -> list[str]:
@@ -118,7 +134,21 @@ class Service:
         """One sentence about the size and the time of a restoration; one that cannot work is refused."""
         height, width, seconds = self._expected(upload, choices.task, choices.options)
         tiles = " It is large, so it is restored in tiles." if max(height, width) > self.pipe.tile else ""
-        return f"The result will have {width} × {height} pixels and take about {duration(seconds)}.{tiles}"
+        text = f"The result will have {width} × {height} pixels and take about {duration(seconds)}.{tiles}"
+        if seconds < LONG or self.quick in (choices.solver, self.pipe.solver):
+            return text
+        quick: Options = {**choices.options, "solver": self.quick, "steps": None}
+        quick.pop("realism", None)
+        other = self._expected(upload, choices.task, quick)[2]
+        return f"{text} The solver {self.quick}, under More, takes about {duration(other)} and is nearly as good."
+
+    def is_too_long(self, upload: Upload, choices: Choices) -> bool:
+        """Whether a restoration would be refused because of its time, which the quick solver would save."""
+        solver, operator = _checked(choices.task, upload.size(), choices.options)
+        height, width = (side * operator.scale for side in upload.size())
+        self._measure()
+        long = self.expected_seconds((height, width), operator, solver) > 60 * self.limits.minutes
+        return long and self.quick != choices.solver
 
     def _expected(self, upload: Upload, task: str, options: Options) -> tuple[int, int, float]:
         """The height, the width and the seconds of a restoration; one that cannot work is refused."""
@@ -126,6 +156,7 @@ class Service:
         solver, operator = _checked(task, upload.size(), options)
         height, width = (side * operator.scale for side in upload.size())
         self.limits.check_size(height, width)
+        self._measure()
         samples = options["samples"] + (DOUBT_SAMPLES if options.get("doubt") else 0)
         seconds = self.expected_seconds((height, width), operator, solver, samples)
         self.limits.check_time(seconds)
@@ -138,26 +169,39 @@ class Service:
         rate = self.rates.get(solver.name)
         if rate is None:
             slower = 3.0 if isinstance(solver, GradientSolver) else 1.0
-            rate = slower * self.rates.get(self.pipe.solver, next(iter(self.rates.values()), 10.0))
+            rate = slower * self.rates.get(self.pipe.solver, next(iter(self.rates.values()), 10.0))  # as fast as others
         return samples * solver.evaluations() * megapixels * rate
 
     def warm_up(self) -> None:
         """Measure the speed of this computer on a small picture."""
-        solver = self.pipe.solver
-        if solver == "ddc" and self.pipe.network is None:
-            solver = "ddnm"
-        grey = Picture(np.full((128, 128, 3), 128, np.uint8))
-        for steps in (1, 2):  # the very first run is slower
-            self._run(grey, "denoise", {"sigma": 0.0, "solver": solver, "steps": steps})
+        for _ in range(2):  # the very first run is slower
+            self.measured.clear()
+            self._measure()
 
-    def _run(self, picture: Picture, task: str, options: Options) -> RestorationResult:
-        """Restore a picture when no other one is being restored, and remember the speed."""
+    def _measure(self) -> None:
+        """Measure the speed of the usual solver, unless that was done a moment ago or a restoration is under way."""
+        solver = "ddnm" if self.pipe.solver == "ddc" and self.pipe.network is None else self.pipe.solver
+        if time.monotonic() - self.measured.get(solver, -math.inf) < FRESH or not self.lock.acquire(blocking=False):
+            return
+        try:
+            grey = Picture(np.full((PREVIEWED, PREVIEWED, 3), 128, np.uint8))
+            self._timed(grey, "denoise", {"sigma": 0.0, "solver": solver, "steps": 1})
+        finally:
+            self.lock.release()
+
+    def _run(self, picture: Picture, task: str | Operator, options: Options) -> RestorationResult:
+        """Restore a picture when no other one is being restored."""
         with self.lock:
-            result = self.pipe(picture, task, **options)
+            return self._timed(picture, task, options)
+
+    def _timed(self, picture: Picture, task: str | Operator, options: Options) -> RestorationResult:
+        """Restore a picture, and remember the speed."""
+        result = self.pipe(picture, task, **options)
         height, width = result.picture.size
         work = result.evaluations * len(result.samples[0]) * min(height * width, self.pipe.tile**2) / 1e6
         if work > 0:
-            self.rates[make_solver(options["solver"]).name] = result.seconds / work
+            name = make_solver(options["solver"]).name
+            self.rates[name], self.measured[name] = result.seconds / work, time.monotonic()
         return result
 
     # ------------------------------------------------------------------------------------------------------
@@ -175,7 +219,7 @@ class Service:
         picture = upload.read(self.limits)
         height, width, _ = self._expected(upload, choices.task, choices.options)
         with self.store.room(3 * height * width * (choices.samples + 4)):  # the files and what is shown of them
-            mask = _mask(picture, painted) if choices.task == "inpaint" else None
+            mask = _mask(picture, painted, choices.kind == REMOVE) if choices.task == "inpaint" else None
             text = f"Restoring ({choices.samples} samples)" if choices.samples > 1 else "Restoring"
             progress(0.0, text)
             options: Options = {**choices.options, "names": [upload.name], "mask": mask}
@@ -189,25 +233,107 @@ class Service:
                 before=resized(view(picture), height, width),
                 after=after,
                 uncertainty=None if doubt is None else resized(heat_map(doubt), height, width),
-                files=self._write(upload, result, mask, visitor),
+                files=self._write(upload, result, mask, visitor, choices.format),
                 summary=_summary(result, choices, std),
                 notes=[upload.rename(note) for note in result.notes[0]],
                 command=shown.command_line(upload.name, choices, mask is not None),
                 python=shown.python_code(upload.name, choices, mask is not None),
             )
 
-    def _write(self, upload: Upload, result: RestorationResult, mask: Tensor | None, visitor: str) -> list[Path]:
+    def _write(
+        self, upload: Upload, result: RestorationResult, mask: Tensor | None, visitor: str, format: str
+    ) -> list[Path]:
         """Write the files that `ddc restore` would write, and the mask."""
-        target = self.store.new_folder(visitor) / shown.result_name(upload.name)
+        target = self.store.new_folder(visitor) / shown.result_name(upload.name, format)
         pictures = {target: result.mean[0]}
         if len(result.samples[0]) > 1:
             for number, sample in enumerate(result.samples[0], 1):
-                pictures[target.with_name(f"{target.stem}_{number}.png")] = sample
+                pictures[target.with_name(f"{target.stem}_{number}.{format}")] = sample
         if mask is not None:
             pictures[target.with_name("mask.png")] = Picture.from_tensor(mask, grey=True)
         for path, picture in pictures.items():
             picture.write(path)
         return list(pictures)
+
+    @property
+    def quick(self) -> str:
+        """The solver of previews: the quickest that the model has the networks for."""
+        return "one-pass" if self.pipe.solver == "ddc" and self.pipe.network is not None else self.pipe.solver
+
+    def preview(
+        self, upload: Upload, choices: Choices, place: tuple[int, int] | None = None
+    ) -> tuple[Array, Array, str] | None:
+        """A part of an upload before and after, and a sentence; None where a part shows nothing.
+
+        place: the row and the column of its middle; by default it is where there is most detail
+        """
+        if choices.task == "inpaint":
+            return None
+        picture = upload.read(self.limits)
+        _checked(choices.task, picture.size, choices.options)
+        task: str | Operator = choices.task
+        options: Options = {"solver": self.quick, "names": [upload.name], "sigma": choices.options.get("sigma")}
+        scale, shrink = choices.scale if choices.task.startswith("sr") else 1, 1.0
+        if choices.task == "auto":
+            plan = plan_treatment(picture, strength=STRENGTHS[choices.strength])
+            if plan.task == NOTHING:
+                return None
+            task, options["sigma"], shrink = plan.operator or plan.task, plan.sigma, plan.shrink
+            picture = plan.prepared(picture)
+            scale = Task.parse(plan.task).operator(picture.size).scale if shrink > 1 else 1
+        else:
+            options["strength"] = choices.strength  # type: ignore[typeddict-item]
+        side = PREVIEWED // scale
+        if place is None:
+            top, left = busiest(picture.pixels, side)
+        else:
+            top, left = (round(middle / shrink) - side // 2 for middle in place)
+        rows, columns = (_around(start, side, length) for start, length in zip((top, left), picture.size, strict=True))
+        part = dataclasses.replace(picture, pixels=np.ascontiguousarray(picture.pixels[rows, columns]), alpha=None)
+        result = self._run(part, task, options)
+        after = view(result.picture)
+        text = f"A preview of {after.shape[1]} × {after.shape[0]} pixels, made in {result.seconds:.1f} s."
+        return resized(view(part), *after.shape[:2]), after, text
+
+    def restore_several(
+        self, uploads: Sequence[Upload], solver: str, format: str, progress: Progress, visitor: str
+    ) -> ShownSeveral:
+        """Restore several uploads, each as what is found in it; those that cannot be are named."""
+        if len(uploads) > MOST_FILES:
+            raise UserError(f"there are {len(uploads)} pictures; this page takes {MOST_FILES} at once")
+        options: Options = {"solver": solver, "samples": 1}
+        self.limits.check_time(sum(self._expected_or_0(upload, options) for upload in uploads))
+        files, said = [], []
+        target = self.store.new_folder(visitor)
+        for index, upload in enumerate(uploads):
+
+            def report(share: float, index: int = index) -> None:
+                progress((index + share) / len(uploads), f"Picture {index + 1} of {len(uploads)}")
+
+            path = target / f"{index + 1}_{shown.result_name(upload.name, format)}"
+            try:
+                said.append(self._restore_one(upload, {**options, "progress": report}, path))
+                files.append(path)
+            except Stopped:
+                raise
+            except UserError as error:
+                said.append(upload.rename(str(error)))
+        return ShownSeveral(files, said)
+
+    def _restore_one(self, upload: Upload, options: Options, path: Path) -> str:
+        """Restore one of several; returns what was found in it."""
+        found: list[str] = []
+        named: Options = {**options, "names": [upload.name], "planned": lambda _, plan: found.append(plan.in_words())}
+        result = self.restore_file(upload, "auto", named, path, 95)
+        notes = [upload.rename(note).removesuffix(" To enlarge it, use --task sr4") for note in result.notes[0]]
+        return " ".join([*(f"{upload.name}: {text}" for text in found), *notes])
+
+    def _expected_or_0(self, upload: Upload, options: Options) -> float:
+        """The seconds of a picture; one that cannot be restored takes none."""
+        try:
+            return self._expected(upload, "auto", options)[2]
+        except UserError:
+            return 0.0
 
     # ------------------------------------------------------------------------------------------------------
     # the API
@@ -304,13 +430,21 @@ def _checked(task: str, size: Size, options: Options) -> tuple[Solver, Operator]
     return request.method, Task.parse(known).operator(size)
 
 
-def _mask(picture: Picture, painted: Array | None) -> Tensor | None:
+def _around(start: int, side: int, length: int) -> slice:
+    """A window inside of a side of a picture, on the grid of JPEG's blocks."""
+    start = min(max(start, 0), max(length - side, 0)) // 8 * 8
+    return slice(start, min(start + side, length))
+
+
+def _mask(picture: Picture, painted: Array | None, remove: bool = False) -> Tensor | None:
     """The mask that was painted; None if the picture's transparency is the mask."""
     if painted is not None and painted.any():
         holes = resized((painted > 0).astype(np.uint8) * 255, *picture.size, PIL.Image.Resampling.NEAREST)
         if holes.all():
             raise UserError("the whole picture is painted over; leave some of it")
         return torch.from_numpy((holes == 0).astype(np.float32))[None]
+    if remove:
+        raise UserError("nothing is painted over; paint over what is to be removed with the brush")
     if picture.mask is None or bool(picture.mask.all()):
         raise UserError("there is no hole; paint over what is to be filled with the brush")
     return None
@@ -319,7 +453,8 @@ def _mask(picture: Picture, painted: Array | None) -> Tensor | None:
 def _summary(result: RestorationResult, choices: Choices, std: Tensor | None) -> str:
     height, width = result.picture.size
     text = (
-        f"**{width} × {height} pixels in {result.seconds:.1f} s**: {choices.solver}, {choices.steps} steps, "
+        f"**{width} × {height} pixels in {result.seconds:.1f} s**: {result.tasks[0]} with {choices.solver}, "
+        f"{choices.steps} steps, "
         f"{result.evaluations} network evaluations"
     )
     if std is None:

@@ -51,13 +51,26 @@ def heat_maximum(std: Tensor) -> float:
     return float(np.quantile(std.mean(0).numpy(), 0.995))
 
 
-def result_name(name: str) -> str:
-    return f"{Path(name).stem}_restored.png"
+def busiest(pixels: Array, side: int) -> tuple[int, int]:
+    """The top and the left of the window with most detail, of that many pixels or as many as there are."""
+    step = max(1, min(pixels.shape[:2]) // 256)  # so that a large picture takes no longer
+    grey = pixels[::step, ::step].astype(np.float32).mean(2)
+    detail = np.zeros_like(grey)
+    detail[1:, 1:] = np.abs(grey[1:, 1:] - grey[:-1, 1:]) + np.abs(grey[1:, 1:] - grey[1:, :-1])
+    total = np.pad(detail.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    height, width = (min(max(side // step, 1), length) for length in grey.shape)
+    inside = total[height:, width:] - total[:-height, width:] - total[height:, :-width] + total[:-height, :-width]
+    top, left = np.unravel_index(inside.argmax(), inside.shape)
+    return int(top) * step, int(left) * step
+
+
+def result_name(name: str, format: str = "png") -> str:
+    return f"{Path(name).stem}_restored.{format}"
 
 
 def command_line(name: str, choices: Choices, mask: bool) -> str:
     """The command that gives the same pixels."""
-    return _command("restore", name, result_name(name), _stated(choices.task, choices.options, mask))
+    return _command("restore", name, result_name(name, choices.format), _stated(choices.task, choices.options, mask))
 
 
 def python_code(name: str, choices: Choices, mask: bool) -> str:
@@ -71,7 +84,7 @@ def python_code(name: str, choices: Choices, mask: bool) -> str:
             "",
             'pipe = RestorationPipeline.from_pretrained().to("auto")',
             f"result = pipe({arguments})",
-            f"result.{picture}.write({result_name(name)!r})",
+            f"result.{picture}.write({result_name(name, choices.format)!r})",
         ]
     )
 
@@ -91,7 +104,7 @@ def _stated(task: str, options: Options, mask: bool = False) -> dict[str, Any]:
     sigma = None if task == "denoise" else 0.0
     usual = default_solver(None)
     steps = make_solver(options.get("solver", usual)).steps
-    defaults = {"sigma": sigma, "solver": usual, "steps": steps, "seed": 0, "samples": 1}
+    defaults = {"sigma": sigma, "solver": usual, "steps": steps, "seed": 0, "samples": 1, "strength": "medium"}
     stated = {key: value for key, value in options.items() if key not in defaults or value != defaults[key]}
     return {"task": task, **stated, **({"mask": "mask.png"} if mask else {})}
 

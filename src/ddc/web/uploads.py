@@ -2,22 +2,22 @@
 
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import PIL.Image
 
 from ddc.degrade import degrade
+from ddc.diagnosis.findings import examine
+from ddc.diagnosis.treatment import NOTHING, Treatment, treatment
 from ddc.errors import UserError
-from ddc.estimates import BlurEstimate, diagnose
+from ddc.estimates import BlurEstimate
 from ddc.formats import READABLE, open_image
 from ddc.images import Picture
-from ddc.problems import Task
-from ddc.web.controls import BLUR, DISC, HOLES, JPEG, LINE, NOISE, SOFT, SUPER_RESOLUTION, Choices
+from ddc.web.controls import AUTO, BLUR, DISC, HOLES, JPEG, LINE, NOISE, SOFT, SUPER_RESOLUTION, Choices
 from ddc.web.limits import Limits
 
 SHOWABLE = "PNG, JPEG, WebP, TIFF, BMP or HEIC"
-KIND_OF_FAMILY = {"blur": BLUR, "inpaint": HOLES, "jpeg": JPEG, "denoise": NOISE}
 
 
 @dataclass(frozen=True)
@@ -75,35 +75,26 @@ class Upload:
 
 
 def inspect(name: str, picture: Picture) -> tuple[str, Choices]:
-    """What is known about a picture, as a sentence, and the choices that fit it."""
-    found = diagnose(picture)
-    facts = [f"**{name}**, {picture.size[1]} × {picture.size[0]} pixels"]
-    if found.quality is not None:
-        facts.append(f"JPEG of quality {found.quality}")
-    if found.holes:
-        facts.append("transparent pixels, which can be filled")
-    if found.sigma is not None:
-        facts.append(f"noise of about {found.sigma:.3f}" if found.noisy else "no noticeable noise")
+    """What was found in a picture, in sentences, and the choices that fit it."""
+    found = examine(picture)
+    plan = replace(treatment(found) or Treatment(NOTHING), because=tuple(found.sentences()))
+    said = plan.in_words() if plan.task != NOTHING else f"{' '.join(plan.because)} It can be enlarged."
     blur, shape = found.blur or BlurEstimate(width=Choices.blur), SOFT
     if blur.radius:
         shape = DISC
-        facts.append(f"out of focus, by a disc of about {blur.radius:.1f} pixels")
     elif blur.length:
         shape = LINE
-        facts.append(f"moved by about {blur.length:.0f} pixels at {blur.angle:.0f}°")
-    elif found.blur:
-        facts.append(f"blur of about {blur.width:.1f} pixels")
     choices = Choices(
-        kind=SUPER_RESOLUTION if found.task is None else KIND_OF_FAMILY[Task.parse(found.task).family],
+        kind=HOLES if found.hole else SUPER_RESOLUTION if plan.task == NOTHING else AUTO,
         scale=4 if max(picture.size) <= 512 else 2,
         shape=shape,
         blur=blur.radius or blur.length or blur.width,
         softness=Choices.softness if shape == SOFT else blur.width,
         angle=blur.angle if shape == LINE else Choices.angle,
         quality=found.quality or Choices.quality,
-        sigma=round(found.task_sigma, 3) if found.noisy else 0.0,
+        sigma=round(plan.sigma, 3),
     )
-    return ", ".join(facts) + ".", choices
+    return f"**{name}**, {picture.size[1]} × {picture.size[0]} pixels. {said}", choices
 
 
 def write_examples(folder: Path) -> list[tuple[Upload, Choices]]:
@@ -113,8 +104,8 @@ def write_examples(folder: Path) -> list[tuple[Upload, Choices]]:
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for pixels, task, name, choices in (
-        (data.astronaut()[10:202, 120:312], "sr4", "small-face.png", Choices(SUPER_RESOLUTION)),
         (data.chelsea()[20:212, 90:282], "gauss1.5", "blurred-cat.png", Choices(BLUR, blur=1.5)),
+        (data.astronaut()[10:202, 120:312], "sr4", "small-face.png", Choices(SUPER_RESOLUTION)),
         (data.rocket()[100:292, 230:422], "strokes", "scratched-rocket.png", Choices(HOLES)),
         (data.coffee()[90:282, 150:342], "denoise", "noisy-coffee.png", Choices(NOISE, sigma=0.1)),
     ):
