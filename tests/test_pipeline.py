@@ -12,7 +12,7 @@ import torch
 from skimage import data
 from torch import Tensor
 
-from ddc import clock
+from ddc import telling
 from ddc.diagnosis.treatment import plan_treatment
 from ddc.errors import UserError
 from ddc.fast import pick_device
@@ -540,8 +540,8 @@ def test_a_network_alone_takes_the_shipped_prior(
 def test_only_the_measured_steps_wait_for_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    for device, expected in (("cpu", 0), ("cuda:1", clock.MEASURED_STEPS)):
-        ticking = clock.Clock(time.perf_counter(), 1, None, torch.device(device))
+    for device, expected in (("cpu", 0), ("cuda:1", telling.MEASURED_STEPS)):
+        ticking = telling.Clock(time.perf_counter(), 1, None, torch.device(device))
         for index in range(5):
             x = torch.zeros(1)
             ticking.tick(Step(index, 5, 0, x, x), (8, 8), 1, 1)

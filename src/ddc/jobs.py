@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ddc import estimates
-from ddc.clock import Clock, Forecast
 from ddc.diagnosis.treatment import NOTHING, Treatment, plan_treatment, with_marks_filled
 from ddc.errors import UserError
 from ddc.images import ROUNDING_8_BIT, Picture, to_internal
@@ -24,6 +23,7 @@ from ddc.operators.custom import check_adjoint
 from ddc.operators.inpaint import Inpaint
 from ddc.problems import DETECTED, Problem, Task, check_sigma
 from ddc.solvers.base import Callback, Run, Solver, Step, make_solver, sample_seeds
+from ddc.telling import Clock, Forecast
 from ddc.tiling import (
     SMALLEST_TILE,
     Tile,
@@ -117,7 +117,7 @@ class Request:
     progress: Callable[[float], None] | None = None
     """Called with the share that is done."""
     forecast: Callable[[Forecast], None] | None = None
-    """Called once, after the first steps, if the whole will take `ddc.clock.SLOW` seconds or more."""
+    """Called once, after the first steps, if the whole will take `ddc.telling.SLOW` seconds or more."""
     planned: Callable[[int, Treatment], None] | None = None
     """For the task auto: called with the index of each picture and what will be done to it, before it is restored."""
     method: Solver = field(init=False)  # the solver with its settings

@@ -17,7 +17,6 @@ import PIL.Image
 import torch
 from torch import Tensor
 
-from ddc.clock import Clock, Forecast
 from ddc.diagnosis.content import Mask, with_fixed_colours
 from ddc.diagnosis.treatment import NOTHING, Treatment, regret
 from ddc.errors import UserError
@@ -25,7 +24,6 @@ from ddc.fast import TRAINED_SIZE, accelerate_models, cpu_threads, cpu_unet, def
 from ddc.images import ROUNDING_8_BIT, Picture, checked_floats
 from ddc.jobs import Execution, Image, Job, Options, Request
 from ddc.latents import LatentPrior
-from ddc.notes import noting
 from ddc.operators.base import Operator, Size
 from ddc.operators.colorize import Colorize
 from ddc.operators.inpaint import Denoise
@@ -36,6 +34,7 @@ from ddc.solvers.base import Callback, Run, Solver
 from ddc.solvers.bridge import Bridge
 from ddc.solvers.pnp_admm import DnCNN
 from ddc.solvers.posterior import PosteriorDenoiser
+from ddc.telling import Clock, Forecast, noting
 
 logger = logging.getLogger("ddc")
 
@@ -429,9 +428,12 @@ def _read_models(folder: Path, network: str | Path | None) -> tuple[Prior, DataC
 def default_solver(model: str | Path | None) -> str:
     """The solver of a model if none is named: posterior, if the model has such a network, else ddc; resample for latents."""
     folder = DEFAULT_MODEL if model is None else model_folder(model)
-    if (prior := prior_folder(folder)) is not None and autoencoder_folder(prior) is not None:
-        return LATENT_SOLVER
-    return "posterior" if (folder / PARTS["posterior"] / "config.json").is_file() else "ddc"
+    try:
+        if (prior := prior_folder(folder)) is not None and autoencoder_folder(prior) is not None:
+            return LATENT_SOLVER
+        return "posterior" if (folder / PARTS["posterior"] / "config.json").is_file() else "ddc"
+    except OSError:  # told when the model is read
+        return "ddc"
 
 
 def prior_folder(model: Path) -> Path | None:

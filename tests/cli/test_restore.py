@@ -353,10 +353,10 @@ def test_a_long_time_is_told_beforehand(
 ) -> None:
     Picture(data.astronaut()[:100, :130]).write(tmp_path / "a.png")
     options = (tmp_path / "a.png", "--task", "denoise", "--tile", 64, "--json")
-    monkeypatch.setattr("ddc.clock.SLOW", 3600)
+    monkeypatch.setattr("ddc.telling.SLOW", 3600)
     assert restore(*options, "-o", tmp_path / "out") == 0
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("ddc.clock.SLOW", 0)
+    monkeypatch.setattr("ddc.telling.SLOW", 0)
     assert restore(*options, "-o", tmp_path / "again") == 0
     said = capsys.readouterr()
     facts = json.loads(said.out)

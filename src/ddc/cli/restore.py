@@ -15,10 +15,10 @@ from ddc.errors import UserError
 from ddc.notation import duration
 
 if TYPE_CHECKING:
-    from ddc.clock import Forecast
     from ddc.images import Picture
     from ddc.jobs import Options
     from ddc.pipeline import RestorationPipeline, RestorationResult
+    from ddc.telling import Forecast
 
 
 BESIDE = Path("NAME_restored.png")  # beside the picture, where no other place is named

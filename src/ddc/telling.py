@@ -1,14 +1,19 @@
-"""Forecasts how long a restoration takes, from its first steps."""
+"""What is told while pictures are restored: how long it takes, from the first steps, and the warnings about each picture."""
 
+import contextlib
+import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 
 from ddc.operators.base import Size
 from ddc.solvers.base import Step
+
+logger = logging.getLogger("ddc")
 
 SLOW = 5  # seconds from which the expected time is announced
 MEASURED_STEPS = 3  # after which the time of all is forecast
@@ -49,3 +54,34 @@ class Clock:
         self.forecast = Forecast(*size, tiles, first + each * (steps - 1))
         if self.tell and self.forecast.seconds >= SLOW:
             self.tell(self.forecast)
+
+
+# Where the warnings about a picture go while it is being restored, and which were logged before.
+_notebook: ContextVar[tuple[list[str], set[str]] | None] = ContextVar("_notebook", default=None)
+
+
+@contextlib.contextmanager
+def noting(notes: list[str], told: set[str]) -> Iterator[None]:
+    """Collect the logger's warnings; one that was logged before is collected, but not logged again."""
+    token = _notebook.set((notes, told))
+    try:
+        yield
+    finally:
+        _notebook.reset(token)
+
+
+def _take_note(record: logging.LogRecord) -> bool:
+    """A filter, not a handler: a logger whose only handler is this one would print nothing."""
+    notebook = _notebook.get()
+    if notebook is None or record.levelno < logging.WARNING:
+        return True
+    notes, told = notebook
+    text = record.getMessage()
+    if text not in notes:
+        notes.append(text)
+    new = text not in told
+    told.add(text)
+    return new
+
+
+logger.addFilter(_take_note)
