@@ -109,9 +109,9 @@ def main(site: Path, model: Path | None) -> None:
             flush=True,
         )
         ours_pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(page.run(PIXELS)))).convert("RGB"))
-        core = pipe(Picture.read(large), "denoise", tile=256, **solver).pictures[0].pixels
+        core = pipe(Picture.read(large), "denoise", tile=256, **solver).pictures[0].pixels * 255
         print(
-            f"from the core's tiles: at most {np.abs(ours_pixels.astype(int) - np.asarray(core)).max()} of 255",
+            f"from the core's tiles: at most {np.abs(ours_pixels.astype(int) - core).max():.2f} of 255",
             flush=True,
         )
         sent = Counting.sent

@@ -1,7 +1,7 @@
 """How far ONNX files are from PyTorch, over pictures: the largest difference of a pixel in [0, 1], for each graph.
 
-python scripts/onnx_agreement.py MODEL GRAPHS IMAGES [N]: the model folder, its files from `ddc export --onnx`, and N pictures (20)
-of a folder or archive. PyTorch's pictures are those of the core's operators, with the weights of the files, and for 8bit also
+python scripts/onnx_agreement.py MODEL GRAPHS IMAGES [N] [NAMES]: the model folder, its files from `ddc export --onnx`, N pictures
+(20) of a folder or archive, and names of graphs, separated by commas (all). PyTorch's pictures are those of the core's operators, with the weights of the files, and for 8bit also
 with the weights of the model.
 """
 
@@ -46,7 +46,7 @@ def families(side: int, number: int) -> dict[str, tuple[Operator, float, dict[st
 
 
 @torch.no_grad()
-def main(model: Path, graphs: Path, images: Path, count: int) -> None:
+def main(model: Path, graphs: Path, images: Path, count: int = 20, names: str = "") -> None:
     told = json.loads((graphs / "model.json").read_text())
     exact = one_pass_network(model)
     rounded = copy.deepcopy(exact)
@@ -56,7 +56,8 @@ def main(model: Path, graphs: Path, images: Path, count: int) -> None:
         network._modules["unet"] = cpu_unet(network.unet)
     side = told["graphs"]["noise"]["side"]
     chosen = load_images(images, side, count)
-    for name, about in told["graphs"].items():
+    for name in names.split(",") if names else told["graphs"]:
+        about = told["graphs"][name]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         session = onnxruntime.InferenceSession(str(graphs / f"{name}.onnx"), options)
@@ -71,18 +72,15 @@ def main(model: Path, graphs: Path, images: Path, count: int) -> None:
                 inputs["conditions"] = torch.zeros(1, 9)
             (ours,) = session.run(None, {key: value.numpy() for key, value in inputs.items()})
             measured = operator, y, torch.full((1, 1, 1, 1), 2 * sigma)
-            for network in (rounded, exact):
-                theirs = to_unit(SinglePass(network)(measured, torch.zeros_like(x))).numpy()
-                found.append((np.abs(ours - theirs).max(), np.square(ours - theirs).mean()))
-        same, other = ([one[0] for one in found[start::2]] for start in (0, 1))
-        psnr = -10 * np.log10(max(np.mean([one[1] for one in found[1::2]]), 1e-20))
-        text = (
-            f"{told['dtype']} {name}: {max(same):.1e} from PyTorch with these weights, {max(other):.1e} ({psnr:.0f} dB)"
-        )
-        print(f"{text} with the model's ({len(chosen)} pictures)", flush=True)
+            theirs = [to_unit(SinglePass(network)(measured, torch.zeros_like(x))).numpy() for network in networks]
+            found.append([np.abs(ours - one).max() for one in theirs])
+        same, *other = np.max(found, axis=0)
+        text = f"{told['dtype']} {name}: {same:.1e} from PyTorch with these weights"
+        text += f", {other[0]:.1e} with the model's" if other else ""
+        print(f"{text} ({len(chosen)} pictures)", flush=True)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (4, 5):
+    if not 4 <= len(sys.argv) <= 6:
         sys.exit(__doc__)
-    main(*(Path(text) for text in sys.argv[1:4]), int(sys.argv[4]) if len(sys.argv) > 4 else 20)
+    main(*map(Path, sys.argv[1:4]), *map(int, sys.argv[4:5]), *sys.argv[5:])  # type: ignore[arg-type]
