@@ -19,7 +19,6 @@ Levels = np.ndarray[Any, np.dtype[np.uint8]]
 
 SIDE = 512  # pixels of the part in which the grid is searched
 BINS_TO_A_LEVEL, LARGEST = 4, 400  # of the histograms of coefficients
-TABLES = quantisation(LUMA).numpy()  # the steps of each quality
 STEPS = np.arange(4, 129)  # smaller ones are hidden by rounding to 8 bits
 BEYOND = 0.4  # coefficients of at least this many steps are used
 LEAST_MEAN, LEAST_SCORE = 0.35, 14.0  # of the cosines, and of their sum in standard deviations
@@ -78,7 +77,7 @@ def _steps(levels: Plane, own: int | None) -> tuple[float, dict[tuple[int, int],
     steps: dict[tuple[int, int], int] = {}
     overall = 0.0
     for number, frequency in enumerate(FREQUENCIES):
-        least = 0.0 if own is None else COARSER * float(TABLES[own][frequency])
+        least = 0.0 if own is None else COARSER * float(_tables()[own][frequency])
         good = np.flatnonzero((mean[number] > LEAST_MEAN) & (score[number] > 3) & (least <= STEPS))
         if len(good):
             # divisors of the step fit as well, so it is the best of the largest ones
@@ -86,6 +85,12 @@ def _steps(levels: Plane, own: int | None) -> tuple[float, dict[tuple[int, int],
             steps[frequency] = int(STEPS[best])
             overall += float(score[number, best]) ** 2
     return overall**0.5, steps
+
+
+@lru_cache(maxsize=1)
+def _tables() -> Plane:
+    """Returns the steps of each quality, (101, 8, 8)."""
+    return np.asarray(quantisation(LUMA).numpy())
 
 
 @lru_cache(maxsize=1)
@@ -100,7 +105,7 @@ def nearest_quality(steps: dict[tuple[int, int], int]) -> tuple[int, float]:
     """Returns the quality whose standard steps are nearest, and the median deviation of the steps' logarithms."""
     rows, columns = zip(*steps, strict=True)
     found = np.array(list(steps.values()), np.float64)
-    deviations = np.abs(np.log(TABLES[1:, rows, columns] / found))
+    deviations = np.abs(np.log(_tables()[1:, rows, columns] / found))
     nearest = int(deviations.sum(1).argmin())
     return 1 + nearest, float(np.median(deviations[nearest]))
 
