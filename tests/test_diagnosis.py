@@ -183,6 +183,7 @@ def test_what_is_found_becomes_a_plan() -> None:
     weak = treatment(Findings(quality=75))
     assert weak is not None and weak.task == "denoise" and weak.solver == "one-pass" and 0.02 < weak.sigma < 0.04
     assert treatment(Findings()) is None and treatment(Findings(quality=92)) is None
+    assert treatment(Findings(quality=75, soft=True)) is None  # there is little to gain
     assert treatment(Findings(hole=120)) == Treatment("inpaint")
     assert treatment(Findings(quality=30, grid=(5, 0), saved_again=True)) == Treatment("jpeg30", 0.008, margins=(3, 0))
     assert treatment(Findings(drawing=True, sigma=0.1)) is None

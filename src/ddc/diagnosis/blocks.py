@@ -94,6 +94,12 @@ def _steps(levels: Plane, own: int | None) -> tuple[float, dict[tuple[int, int],
 
 
 @lru_cache(maxsize=1)
+def _tables() -> Plane:
+    """Returns the steps of each quality, (101, 8, 8)."""
+    return np.asarray(quantisation(LUMA).numpy())
+
+
+@lru_cache(maxsize=1)
 def _combs() -> tuple[Plane, Plane]:
     """Returns the cosine of each bin for each step, and whether the bin is used."""
     values = np.arange(LARGEST * BINS_TO_A_LEVEL + 1)[:, None] / BINS_TO_A_LEVEL

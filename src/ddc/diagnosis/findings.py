@@ -56,6 +56,7 @@ class Findings:
     hole: int = 0  # pixels across the largest hole; 0 if there is none
     cut_out: bool = False  # its transparency is a background, and stays
     drawing: bool = False
+    soft: bool = False  # it has little fine detail, by a blur or by nature, so that JPEG changed little
     marks: Mask | None = None  # of scratches and dust, in the examined part
     fading: Fading | None = None
 
@@ -146,6 +147,7 @@ def examine(picture: Picture) -> Findings:
         grid,
         saved_again=blocks is not None,
         first=blocks and first_saving(quantise(pixels[:SAVED, :SAVED], 8), blocks.quality, grid),
+        soft=soft,
         marks=marks if fading else None,  # few other pictures have scratches, and many have thin lines
         fading=fading,
     )

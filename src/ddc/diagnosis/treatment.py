@@ -161,7 +161,7 @@ def treatment(found: Findings, strength: float = 1.0) -> Treatment | None:
         return plan("denoise", 1.1 * found.strength)
     if found.compressed and quality >= COARSEST_TO_DEBLUR and not found.saved_again:
         # the errors of fine quantisation, and weak noise before it, are most like noise
-        return plan("denoise", 1.5 * jpeg_error(quality), solver="one-pass")
+        return None if found.soft else plan("denoise", 1.5 * jpeg_error(quality), solver="one-pass")
     if found.compressed:
         margins = (-found.grid[0] % 8, -found.grid[1] % 8)
         first = found.first
