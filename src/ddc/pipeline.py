@@ -91,8 +91,7 @@ class RestorationPipeline:
         """Without a prior, it and the network are read from the model's folder when a solver first needs them."""
         self.folder = folder
         self._plain = None if prior is None else (prior, network)  # as given, before they were prepared for a device
-        usual = LATENT_SOLVER if self.latent else "ddc"
-        self.solver = usual if prior is not None else default_solver(folder)  # if none is named
+        self.solver = default_solver(folder) if prior is None else LATENT_SOLVER if self.latent else "ddc"
         if prior is not None:
             self.prior, self.network = prior, network
         self._target: tuple[bool, dict[str, Any]] = (False, {})  # the fast path, and its options
@@ -291,8 +290,7 @@ class RestorationPipeline:
             return
         needed, has, use = "a prior of pictures", "latents", "use resample or psld"
         if solver.latent:
-            needed, has = "a latent prior (a folder with vae/, unet/ and scheduler/)", "pictures"
-            use = "name such a folder with --model, or use another solver"
+            needed, has, use = "a latent prior (vae/, unet/ and scheduler/)", "pictures", "name one with --model"
         raise UserError(f"{solver.name} needs {needed}, and {self.folder or 'this model'} has one of {has}; {use}")
 
     def parts(self, solver: Solver, problem: Problem) -> dict[str, Any]:
@@ -383,19 +381,27 @@ def _as_picture(image: Image) -> Picture:
 
 def model_folder(given: str | Path) -> Path:
     """The folder of a model; one on the Hugging Face Hub is fetched first."""
-    try:
+    with _readable(given):
         if Path(given).exists():
             return Path(given)
-    except OSError as error:
-        raise UserError(f"the model {given} cannot be read ({error.strerror or error}); check its folder") from None
     from ddc.hub import fetch_model
 
     return fetch_model(given)
 
 
+@contextlib.contextmanager
+def _readable(folder: str | Path) -> Iterator[None]:
+    """Refuse a folder that the operating system keeps closed."""
+    try:
+        yield
+    except OSError as error:
+        where, why = error.filename or folder, error.strerror or error
+        raise UserError(f"the model {where} cannot be read ({why}); check its folder") from None
+
+
 def _read_models(folder: Path, network: str | Path | None) -> tuple[Prior, DataConsistency | None]:
     """The prior and the network of a model folder."""
-    try:
+    with _readable(folder):
         if not folder.exists():
             raise UserError("no model is shipped with this package; name a folder with --model")
         if folder.is_file():
@@ -409,9 +415,7 @@ def _read_models(folder: Path, network: str | Path | None) -> tuple[Prior, DataC
             raise UserError(f"{folder} is not a model: it has no prior/ (with unet/ and scheduler/) in it{lack}")
         if autoencoder_folder(prior) is not None:
             if network is not None:
-                raise UserError(
-                    f"{folder} is a latent prior, which has no data-consistency network; leave --network out"
-                )
+                raise UserError(f"{folder} is a latent prior and takes no network; leave --network out")
             return LatentPrior.from_pretrained(prior).requires_grad_(False), None
         network_folder = Path(network) if network is not None else folder / "network"
         has_network = network is not None or network_folder.is_dir()
@@ -419,21 +423,15 @@ def _read_models(folder: Path, network: str | Path | None) -> tuple[Prior, DataC
             Prior.from_pretrained(prior).requires_grad_(False),
             DataConsistency.from_pretrained(network_folder).requires_grad_(False) if has_network else None,
         )
-    except OSError as error:
-        raise UserError(
-            f"the model {error.filename or folder} cannot be read ({error.strerror or error}); check its folder"
-        ) from None
 
 
 def default_solver(model: str | Path | None) -> str:
     """The solver of a model if none is named: posterior, if the model has such a network, else ddc; resample for latents."""
     folder = DEFAULT_MODEL if model is None else model_folder(model)
-    try:
+    with _readable(folder):
         if (prior := prior_folder(folder)) is not None and autoencoder_folder(prior) is not None:
             return LATENT_SOLVER
-        return "posterior" if (folder / PARTS["posterior"] / "config.json").is_file() else "ddc"
-    except OSError:  # told when the model is read
-        return "ddc"
+    return "posterior" if (folder / PARTS["posterior"] / "config.json").is_file() else "ddc"
 
 
 def prior_folder(model: Path) -> Path | None:
