@@ -4,10 +4,11 @@ pipe = RestorationPipeline.from_pretrained("model").to("cuda")
 pipe("small.png", task="sr4").picture.write("large.png")
 """
 
+import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack

@@ -43,12 +43,6 @@ class Blocks(NamedTuple):
     score: float  # of the evidence, in standard deviations
 
 
-@lru_cache(maxsize=1)
-def _tables() -> Plane:
-    """Returns the steps of each quality, (101, 8, 8)."""
-    return np.asarray(quantisation(LUMA).numpy())
-
-
 def detect_blocks(luma: Plane, own: int | None = None) -> Blocks | None:
     """Returns the compression of a plane of luma in [0, 1], or None. If it was read from a JPEG file of quality `own`,
     only an earlier, coarser compression is returned."""
