@@ -5,6 +5,7 @@ import io
 import numpy as np
 import PIL.Image
 import PIL.ImageDraw
+import PIL.ImageFilter
 import pytest
 import torch
 from scipy.ndimage import gaussian_filter
@@ -276,3 +277,11 @@ def test_a_shaken_picture_shows_its_kernel(monkeypatch: pytest.MonkeyPatch) -> N
     assert likeness > 0.65 and float(found.sum()) == pytest.approx(1, abs=1e-5) and float(found.min()) >= 0
     assert spread_of(kernel) == pytest.approx(spread_of(found), rel=0.3)
     assert spread_of(motion_kernel(12, 0)) == pytest.approx(12 / 12**0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_a_gaussian_blur_is_not_taken_for_a_shake(width: float) -> None:
+    photo = PIL.Image.fromarray(data.astronaut()[50:306, 150:406]).filter(PIL.ImageFilter.GaussianBlur(width))
+    found = examine(Picture(np.asarray(photo)))
+    assert found.kernel is None and found.blur is not None
+    assert found.blur.width == pytest.approx(width, abs=0.4)

@@ -164,6 +164,8 @@ class RestorationPipeline:
         started = time.perf_counter()
         pictures = as_pictures(images)
         request = Request(task, **self._with_solver(options))
+        if request.steps is not None and "prior" in request.method.needs:
+            self.prior.schedule.pairs(request.steps)  # too many are refused before anything is said or done
         notes: list[list[str]] = [[] for _ in pictures]
         plans, jobs = self._planned(request, pictures, notes)
         run = Execution(self, request, Clock(started, len(jobs), request.forecast, self.device))

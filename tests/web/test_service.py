@@ -176,10 +176,11 @@ def test_refusals_of_solvers_come_before_the_run(work: Service, photo: Upload) -
 
 def test_menus_come_from_the_registries(work: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(TRY_TASKS) == set(TASKS) - {"blur", "inpaint", "custom", "colorize"}
-    shipped = [name for name in SOLVERS if name != "posterior"]  # whose network is not shipped
+    latent = {name for name, kind in SOLVERS.items() if kind.latent}
+    shipped = [name for name in SOLVERS if name not in {"posterior"} | latent]  # whose networks are not shipped
     assert work.solver_names() == shipped and shipped[0] == "ddc"
     monkeypatch.setattr(service, "find_part", lambda name, model: None)  # where no bridge and no denoiser is
-    assert set(SOLVERS) - set(work.solver_names()) == {"i2sb", "cddb", "pnp-admm", "posterior"}
+    assert set(SOLVERS) - set(work.solver_names()) == {"i2sb", "cddb", "pnp-admm", "posterior"} | latent
     assert all(Choices(kind=kind).task for kind in KINDS)
     assert Choices(kind="Blur", shape=LINE, blur=9, angle=30).task == "motion9@30"
     assert Choices(kind="Blur", shape=DISC, blur=2.5).task == "disc2.5"

@@ -34,6 +34,7 @@ SIDE = 1024  # pixels of the part that is examined
 SAVED = 512  # pixels of the part in which the first saving is searched
 SMALLEST_SHAKEN, NOISIEST_SHAKEN = 128, 0.04  # pixels and σ, beyond which no kernel is searched
 LEAST_SHARE_OF_SHAKE = 0.35  # of what another blur leaves unexplained, that a kernel must explain
+LEAST_SHARE_OF_BLUR = 0.1  # of all that a blur changes: a Gaussian leaves at most 0.06 to a kernel of free shape
 SHAKEN = 1.5  # pixels of a kernel's spread; less may be texture
 LARGE_HOLE = 100  # pixels across, from which on the filling is invention
 LIKE_DEMOSAICING = 0.1  # from the factor 2: noise of which two pixels in three were interpolated looks enlarged
@@ -167,11 +168,11 @@ def _shake(picture: Picture, luma: Plane, sigma: float, blur: BlurEstimate | Non
         return None
     sigma = with_jpeg_noise(picture, sigma)
     kernel, spectrum = estimate_kernel(luma, sigma), direction_spectrum(luma, sigma)
+    sharp, _ = spectrum.best([BlurEstimate()], 2)
     other, _ = spectrum.best([BlurEstimate(), blur or BlurEstimate()], 2)
-    if (
-        other - cost_of(spectrum, kernel) < LEAST_SHARE_OF_SHAKE * (other - spectrum.least_cost())
-        or spread_of(kernel) < SHAKEN
-    ):
+    least = spectrum.least_cost()
+    needed = max(LEAST_SHARE_OF_SHAKE * (other - least), LEAST_SHARE_OF_BLUR * (sharp - least))
+    if other - cost_of(spectrum, kernel) < needed or spread_of(kernel) < SHAKEN:
         return None
     return kernel if is_possible(picture, KernelBlur(kernel), sigma) else None
 

@@ -181,7 +181,7 @@ def make_solver(
         made = dataclasses.replace(solver, **given) if given else solver
         made.check_settings()
         return made
-    solver = solver or "ddc"
+    solver = "ddc" if solver is None else solver
     entry = Entry.parse(solver) if ":" in solver else Entry(solver, {})
     if entry.name not in SOLVERS:
         raise UserError(f"the solver {entry.name!r} is not known; expected one of {', '.join(SOLVERS)}")
