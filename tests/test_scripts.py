@@ -35,7 +35,11 @@ def test_every_part_is_understood(script: str, part: str) -> None:
     commands = done.stdout.splitlines()
     assert done.returncode == 0 and commands, done.stderr
     kinds = {parse_only(command) for command in commands}
-    expected = {"train_default.sh": {"train"}, "train_posterior.sh": {"train"}, "train_latent.sh": {"train", "export", "evaluate"}}
+    expected = {
+        "train_default.sh": {"train"},
+        "train_posterior.sh": {"train"},
+        "train_latent.sh": {"train", "export", "evaluate"},
+    }
     assert kinds <= expected.get(script, {"evaluate", "reproduce"})
 
 

@@ -5,6 +5,7 @@ a mask, quantisation tables) is an input of the graph.
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class SinglePass(nn.Module):
         return network(measured, unknown, theta, unet=unet)[0]
 
 
-class Restoration(nn.Module):
+class Restoration(nn.Module, ABC):
     """`forward(y, sigma, *own inputs, conditions)` → the picture, (1, 3, side, side). σ is in [0, 1] units, (1,)."""
 
     scale = 1
@@ -57,8 +58,9 @@ class Restoration(nn.Module):
         super().__init__()
         self.one_pass, self.side = one_pass, side // self.scale * self.scale
 
+    @abstractmethod
     def operator(self, *given: Tensor) -> Operator:
-        raise NotImplementedError
+        """What made y of the picture."""
 
     def examples(self) -> tuple[Tensor, ...]:
         """The inputs beside y, sigma and conditions, for one picture."""
