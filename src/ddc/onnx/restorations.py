@@ -6,6 +6,7 @@ a mask, quantisation tables) is an input of the graph.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -169,7 +170,12 @@ class Denoising(Restoration):
 def restorations(one_pass: SinglePass, side: int) -> dict[str, Restoration]:
     """All families, by the names of their files."""
     enlargements = {f"sr{scale}": Enlargement(one_pass, side, scale) for scale in SCALES}
-    others = {"blur": Deblurring, "holes": Filling, "jpeg": Decompression, "noise": Denoising}
+    others: dict[str, Callable[[SinglePass, int], Restoration]] = {
+        "blur": Deblurring,
+        "holes": Filling,
+        "jpeg": Decompression,
+        "noise": Denoising,
+    }
     return {**enlargements, **{name: made(one_pass, side) for name, made in others.items()}}
 
 
