@@ -177,7 +177,8 @@ def test_a_picture_passes_few_files(command: str, tiny_model: Path, tmp_path: Pa
     )
     assert ran.returncode == 0, ran.stderr
     *hops, last = ran.stdout.splitlines()
-    on_a_slow_computer = [hop for hop in hops if "_forecast_text" in hop or hop.startswith("telling.py:tick ->")]
-    count = int(last.split()[0]) - len(on_a_slow_computer)
+    # on a slow computer, and where the weights of FID are in the user's cache
+    special = ("_forecast_text", "telling.py:tick ->", "inception.py:")
+    count = int(last.split()[0]) - sum(any(part in hop for part in special) for hop in hops)
     assert count >= 15 and count <= LIMITS[command], "\n".join(hops)
     assert any(hop.startswith(f"cli/__init__.py:main -> cli/{command}.py:run") for hop in hops)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 from training_parts import TINY
 
 from ddc.cli import main
@@ -21,6 +22,7 @@ from ddc.priors import DataConsistency
 from ddc.problems import make_problem
 from ddc.solvers.base import Run
 from ddc.solvers.posterior import INPUTS, Posterior, PosteriorDenoiser
+from ddc.training.adversary import Adversary, balanced
 from ddc.training.data import Draws
 from ddc.training.posterior import PosteriorObjective, energy_score, pyramid
 from ddc.training.settings import PosteriorSettings
@@ -96,7 +98,7 @@ def test_the_score_falls_and_samples_stay_different(tmp_path: Path) -> None:
         terms["loss"].backward()
         optimiser.step()
         scores.append(float(terms["pixels"]))
-    assert min(scores[-10:]) < 0.85 * scores[0] and "mse" not in terms
+    assert min(scores[-10:]) < 0.85 * scores[0]
 
     truth = torch.stack([torch.full((3, 16, 16), value) for value in (-0.6, 0.7)])
     problem = make_problem("denoise", 0.1)
@@ -124,21 +126,59 @@ def test_features_are_scored_and_every_evaluation_is_trained(tmp_path: Path) -> 
     assert main(words.split()) == 0
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     scores = [entry["features"] for entry in log if "features" in entry]
-    assert len(scores) == 2 and all(0 < score < 2 for score in scores) and "mse" not in log[0]
+    assert len(scores) == 2 and all(0 < score < 2 for score in scores)
     assert 0 <= log[-1]["validation/box20@0.05/ratio"] < 10 and log[-1]["validation/sr2@0.05/crps"] > 0
 
 
-def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adversary", [False, True])
+def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path: Path, adversary: bool) -> None:
+    side = 40 if adversary else 16  # AlexNet sees no smaller ones
     for i in range(5):
-        pixels = np.random.default_rng(i).integers(0, 256, (24, 24, 3), np.uint8)
+        pixels = np.random.default_rng(i).integers(0, 256, (side + 8, side + 8, 3), np.uint8)
         Picture(pixels).write(tmp_path / "photos" / f"{i}.png")
     (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
-    words = f"train posterior --data {tmp_path / 'photos'} --network {tmp_path / 'tiny.json'} --crop 16 --batch-size 3"
+    words = (
+        f"train posterior --data {tmp_path / 'photos'} --network {tmp_path / 'tiny.json'} --crop {side} --batch-size 3"
+    )
     words += " --precision fp32 --tasks denoise:photo=0.5:blind=0.5,sr2 --pictures-every 0 --schedule constant"
-    words += " --generator-share 0.34 --w-features 0 --learning-rate 0.01 --warmup 1"
+    words += " --generator-share 0.5 --w-features 0 --learning-rate 0.01 --warmup 1"
+    words += " --w-adversary 1 --critic-warmup 1" if adversary else ""
     for run, steps in (("whole", 4), ("parts", 2), ("parts", 4)):
         assert main([*words.split(), "--out", str(tmp_path / run), "--steps", str(steps)]) == 0
     whole, parts = (PosteriorDenoiser.from_pretrained(tmp_path / run / "posterior") for run in ("whole", "parts"))
     states = zip(whole.state_dict().items(), parts.state_dict().values(), strict=True)
     assert all(torch.equal(ours, theirs) for (_, ours), theirs in states)
     assert float(whole.unet.exit.weight.abs().max()) > 0  # it begins at zero
+
+
+def test_a_critic_learns_what_samples_lack() -> None:
+    """Its loss then brings a blurred picture nearer to the texture of the photographs."""
+    torch.manual_seed(0)
+    lpips, adversary = LPIPS("alex"), Adversary((64, 192, 384, 256, 256), 1e-3)
+
+    def seen(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return x, lpips.deep_features(x)
+
+    mean = torch.zeros(4, 3, 48, 48)
+    for _ in range(25):
+        photographs = 0.5 * torch.randn(4, 3, 48, 48)
+        right = adversary.train_critic(seen(avg_pool2d(photographs, 5, 1, 2)), seen(photographs), seen(mean))
+    assert right > 0.9
+    sample = (0.02 * torch.randn(4, 3, 48, 48)).requires_grad_()
+    optimiser = torch.optim.Adam([sample], 0.02)
+    for _ in range(25):
+        photographs = 0.5 * torch.randn(4, 3, 48, 48)
+        optimiser.zero_grad()
+        adversary.loss(seen(sample), seen(photographs), seen(mean)).backward()
+        optimiser.step()
+    assert sample.std() > 0.1
+
+
+def test_the_adversary_has_the_length_that_was_asked_for() -> None:
+    x = torch.randn(3, 5, requires_grad=True)
+    score, other = x.square().sum(), 100 * (x * torch.arange(5.0)).sum()
+    (gradient,) = torch.autograd.grad(balanced(other, score, x, 0.5), x)
+    assert torch.allclose(gradient.norm(), 0.5 * (2 * x).norm())
+    assert torch.allclose(
+        gradient / gradient.norm(), torch.arange(5.0).expand(3, 5) / torch.arange(5.0).expand(3, 5).norm()
+    )

@@ -17,6 +17,7 @@ from ddc.problems import Task, make_problem
 from ddc.training.data import (
     Draw,
     MixedOperator,
+    Mixes,
     TaskMix,
     make_operators,
     noise_levels,
@@ -201,3 +202,14 @@ def test_measurements_agree_with_the_library() -> None:
     (y,) = MixedOperator(make_operators(draws, [77], 32, CPU), CPU).measure(truth, draws, [77])
     problem = make_problem("inpaint92", 0.05, (32, 32), [77])
     assert torch.allclose(y, problem.measure(truth, Noise([77]).normal(truth.shape)), atol=1e-6)
+
+
+def test_pictures_in_a_row_share_a_kind_of_task() -> None:
+    mixes = Mixes((TaskMix(parse_tasks("sr2-8,gauss0.5-4,inpaint30-95,denoise"), 0.1),), together=8)
+    draws = [mixes.draw(0, number, 64) for number in range(240)]
+    blocks = [draws[i : i + 8] for i in range(0, 240, 8)]
+    kinds = [{draw.task.name if draw.task.kind == "sr" else draw.task.kind for draw in block} for block in blocks]
+    assert all(len(kind) == 1 for kind in kinds) and len(set.union(*kinds)) > 6
+    assert all(len({draw.sigma_y for draw in block}) == 8 for block in blocks)
+    strengths = [{draw.task.name for draw in block} for block in blocks if block[0].task.kind == "gauss"]
+    assert strengths and all(len(names) > 3 for names in strengths)

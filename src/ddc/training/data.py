@@ -229,9 +229,11 @@ class TaskMix:
     noiseless_share: float = 0.0  # share of the draws without noise
     eight_bit_share: float = 0.0  # share of the noiseless draws that are rounded to 8 bits
 
-    def draw(self, rng: np.random.Generator, size: int) -> Draw:
-        entry = self.tasks[pick([task.weight for task in self.tasks], rng)]
-        task = entry.draw(rng)
+    def draw(self, rng: np.random.Generator, size: int, common: np.random.Generator | None = None) -> Draw:
+        """What one picture gets; its kind of task, and the size of its measurement, come from `common`."""
+        common = common or rng
+        entry = self.tasks[pick([task.weight for task in self.tasks], common)]
+        task = entry.draw(common if entry.task.family == "superres" else rng)
         noiseless = rng.random() < self.noiseless_share and task.kind != "denoise"
         sigma_y = 0.0 if noiseless else float(rng.uniform(0, self.sigma_max))
         rounded = noiseless and rng.random() < self.eight_bit_share
@@ -253,20 +255,22 @@ class Mixes:
 
     mixes: tuple[TaskMix, ...]
     shares: tuple[float, ...] = (1.0,)
+    together: int = 1  # pictures in a row with one kind of task
 
     @staticmethod
     def of(settings: MixSettings) -> "Mixes":
         main = TaskMix(parse_tasks(settings.tasks), settings.sigma_max, settings.noiseless_share)
         if not settings.wide_tasks:
-            return Mixes((main,))
+            return Mixes((main,), together=settings.together)
         wide = parse_tasks(settings.wide_tasks)
         mix = TaskMix(wide, settings.wide_sigma_max, settings.noiseless_share, settings.eight_bit_share)
-        return Mixes((main, mix), (1 - settings.wide_share, settings.wide_share))
+        return Mixes((main, mix), (1 - settings.wide_share, settings.wide_share), settings.together)
 
     def draw(self, seed: int, number: int, size: int) -> Draw:
         """What the picture with this number gets."""
         rng = np.random.default_rng((seed, 2, number))
-        return self.mixes[pick(self.shares, rng)].draw(rng, size)
+        common = rng if self.together == 1 else np.random.default_rng((seed, 5, number // self.together))
+        return self.mixes[pick(self.shares, common)].draw(rng, size, common)
 
     def validation_tasks(self) -> tuple[tuple[str, float], ...]:
         """The paper's settings among the tasks; else each task, with the most noise."""

@@ -5,7 +5,8 @@ The denoiser learns E[x0 | x_t, y] for x_t with any noise, and for no x_t at all
 The generator learns to draw samples. The energy score of two samples x, x′ of one measurement of the picture x0,
 ½(‖x − x0‖ + ‖x′ − x0‖ − ‖x − x′‖), has its least mean if the samples come from the posterior (Gneiting and Raftery 2007;
 for diffusion models De Bortoli et al. 2025, arXiv 2502.02483): the last term keeps them from becoming one picture. It is
-taken at each place, of the pixels at several scales and of AlexNet's features, with the weights of LPIPS.
+taken at each place, of the pixels at several scales and of AlexNet's features, with the weights of LPIPS. What the score
+does not see, such as the joint texture of distant places, an adversary can (adversary.py).
 """
 
 import math
@@ -29,6 +30,7 @@ from ddc.pipeline import PARTS
 from ddc.priors import DataConsistency, Measured, read_preset
 from ddc.solvers.base import Run
 from ddc.solvers.posterior import Posterior, PosteriorDenoiser, coefficients, wide_holes
+from ddc.training.adversary import Adversary, balanced
 from ddc.training.data import Draw, Draws, MixedOperator, Mixes, example_run, measure_draws
 from ddc.training.objectives import Forward, Losses, Objective, figures_of
 from ddc.training.settings import PosteriorSettings
@@ -83,12 +85,17 @@ class PosteriorObjective(Objective):
         self.mixes = Mixes.of(s)
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="measure")
         self._ahead: tuple[list[int], Future[Batch]] | None = None  # the next numbers, and their pictures
+        self._side: torch.cuda.Stream | None = None  # of that thread
+        self._current: Batch | None = None
         if s.generator_share:
             if len(s.generator) != len(s.generator_wide) or not self.network.conditional:
                 raise UserError(
                     "a generator needs as many --generator-wide as --generator levels, and a network with conditions"
                 )
             self.network.generator = list(s.generator), list(s.generator_wide)
+        self.adversary: Adversary | None = None
+        if s.generator_share and s.w_adversary and self.lpips is not None:
+            self.adversary = Adversary(self.lpips.features.widths, s.critic_rate)
 
     @classmethod
     def from_settings(cls, settings: PosteriorSettings) -> "PosteriorObjective":
@@ -105,83 +112,120 @@ class PosteriorObjective(Objective):
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             self._helper = ThreadPoolExecutor(1, "measure", torch.cuda.set_device, (index,))
+            self._side = torch.cuda.Stream(device)
+        if self.adversary is not None:
+            self.adversary.to(device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {} if self.adversary is None else self.adversary.tensors()
+
+    def restore(self, tensors: dict[str, Tensor], draws: Draws) -> None:
+        if self.adversary is not None:
+            self.adversary.restore(tensors)
 
     # -- the loss --------------------------------------------------------------------------------------------
 
     def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
         drawn = round(self.settings.generator_share * batch)
-        whole = self._batch(draws, batch)
-        terms = {}
-        loss = torch.zeros((), device=draws.device)
-        if drawn < batch:
-            loss, terms["mse"] = self._denoise(forward, draws, whole.part(range(batch - drawn)) if drawn else whole)
+        measured = self._batch(draws, batch)
+        loss, terms, means, known = self._denoise(forward, draws, measured, drawn)
         if drawn:
-            twice = whole.part([*range(batch - drawn, batch)] * 2)
-            terms |= self._generate(forward, draws, twice, step)
-            loss = loss + self.settings.w_pixels * terms["pixels"]
-            loss = loss + self.settings.w_features * terms.get("features", 0.0)
+            twice = measured.part([*range(drawn)] * 2)
+            known = known[0][:drawn].repeat(2, 1, 1, 1), known[1][:drawn].repeat(2, 1, 1, 1)
+            score, found = self._generate(forward, draws, twice, means[:drawn].repeat(2, 1, 1, 1), known, step)
+            loss, terms = loss + score, terms | found
         return {"loss": loss} | {name: term.detach() for name, term in terms.items()}
 
     def _batch(self, draws: Draws, count: int) -> Batch:
         """The next pictures. They do not depend on the network, so that a thread prepares those of the next step."""
         ahead, self._ahead = self._ahead, None
         numbers = draws.advance(count)
-        batch = ahead[1].result() if ahead and ahead[0] == numbers else self._measured(draws, numbers)
+        # kept until the next call: its memory must not be used again before the network has read it
+        self._current = ahead[1].result() if ahead and ahead[0] == numbers else self._measured(draws, numbers)
         if not isinstance(draws.pool, Stream):  # which decodes ahead by itself
             coming = draws.coming(count)
-            self._ahead = coming, self._helper.submit(self._measured, draws, coming)
-        return batch
+            before = torch.cuda.current_stream().record_event() if self._side is not None else None
+            self._ahead = coming, self._helper.submit(self._measured, draws, coming, before)
+        return self._current
 
     @torch.no_grad()
-    def _measured(self, draws: Draws, numbers: list[int]) -> Batch:
-        with torch.autocast(draws.device.type, enabled=False):
-            return Batch(numbers, *measure_draws(draws, numbers, self.mixes.draw))
+    def _measured(self, draws: Draws, numbers: list[int], before: torch.cuda.Event | None = None) -> Batch:
+        """These pictures; on CUDA in a stream of their own, after `before`, so that they wait for nothing later."""
+        side = self._side if before is not None else None
+        with torch.autocast(draws.device.type, enabled=False), torch.cuda.stream(side):
+            if side is not None and before is not None:
+                side.wait_event(before)
+            batch = Batch(numbers, *measure_draws(draws, numbers, self.mixes.draw))
+            if side is not None:
+                side.synchronize()
+        return batch
 
-    def _denoise(self, forward: Forward, draws: Draws, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The squared error at many noise levels, weighted, and as it is."""
+    def _denoise(
+        self, forward: Forward, draws: Draws, batch: Batch, means: int
+    ) -> tuple[Tensor, Losses, Tensor, tuple[Tensor, Tensor]]:
+        """The squared error at many noise levels, weighted, and as it is; the pictures, and what is known of them. The
+        first `means` of them are posterior means."""
         truth = batch.truth
         with torch.no_grad(), torch.autocast(truth.device.type, enabled=False):
             angles = [self.angle(place / RESOLUTION) for place in draws.times(batch.numbers, RESOLUTION)]
+            angles[:means] = [math.pi / 2] * means
             theta = on_device(angles, truth.device, truth.dtype).view(-1, 1, 1, 1)
             x = theta.cos().clamp(min=0) * truth + theta.sin() * draws.noise(batch.numbers, truth.shape)
-        x0, (guess, _) = self.network(batch.measured, x, theta, unet=forward, conditions=batch.conditions())
+        x0, known = self.network(batch.measured, x, theta, unet=forward, conditions=batch.conditions())
         error = (x0 - truth).square().mean((1, 2, 3))
         of_x, of_guess, scale = coefficients(theta)
         # tasks differ in how far the truth is from what is known; without a weight the hardest would be the whole loss
-        start = (of_x * x + of_guess * guess - truth).square().mean((1, 2, 3)).clamp(min=1e-6)
-        return (error / (scale.flatten() * start.sqrt())).mean(), error.mean()
+        start = (of_x * x + of_guess * known[0] - truth).square().mean((1, 2, 3)).clamp(min=1e-6)
+        return (error / (scale.flatten() * start.sqrt())).mean(), {"mse": error.mean()}, x0.detach(), known
 
-    def _generate(self, forward: Forward, draws: Draws, batch: Batch, step: int) -> Losses:
-        """The energy scores of one of the generator's evaluations, after those before it; the batch holds each picture
-        twice, for two samples."""
-        assert self.network.generator is not None and self.lpips is not None
+    def _generate(
+        self, forward: Forward, draws: Draws, batch: Batch, mean: Tensor, known: tuple[Tensor, Tensor], step: int
+    ) -> tuple[Tensor, Losses]:
+        """The loss of one of the generator's evaluations, after those before it, and its terms; the batch holds each
+        picture twice, for two samples."""
+        assert self.network.generator is not None
         half, device = len(batch.numbers) // 2, batch.truth.device
         levels = list(zip(*self.network.generator, strict=True))
-        last = step % len(levels)
-        conditions, known = batch.conditions(), None
-        with torch.no_grad():
-            zero = torch.zeros_like(batch.truth)
-            right = zero.new_full((len(zero), 1, 1, 1), math.pi / 2)
-            x, known = self.network(batch.measured, zero, right, unet=forward, conditions=conditions)
-            wide = torch.cat([wide_holes(operator).to(device)[:1] for operator in batch.operators]).view(-1, 1, 1, 1)
+        last, conditions, x = step % len(levels), batch.conditions(), mean
+        wide = torch.cat([wide_holes(operator).to(device)[:1] for operator in batch.operators]).view(-1, 1, 1, 1)
         for stage, (usual, in_holes) in enumerate(levels[: last + 1]):
             names = [f"{number}/{i // half}/{stage}" for i, number in enumerate(batch.numbers)]
             with torch.no_grad(), torch.autocast(device.type, enabled=False):
-                n = torch.where(wide, in_holes, usual).to(zero)
-                v = x.float().clamp(-1, 1) + n * draws.noise(names, zero.shape, "generator")
+                n = torch.where(wide, in_holes, usual).to(mean)
+                v = x.float().clamp(-1, 1) + n * draws.noise(names, mean.shape, "generator")
             with torch.set_grad_enabled(stage == last):
                 x, known = self.network(
                     batch.measured, v / (1 + n**2).sqrt(), n.atan(), known, forward, conditions, mode=1
                 )
-        (first, second), truth = x.split(half), batch.truth[:half]
-        with torch.autocast(device.type, enabled=False):
-            terms = {"pixels": energy_score(*(pyramid(picture.float()) for picture in (first, second, truth)))}
-        if self.settings.w_features:
-            shifted = rolled(step, self.settings.lpips_shift, first, second, truth)
-            features = [self.lpips.deep_features(picture) for picture in shifted]
-            with torch.autocast(device.type, enabled=False):
-                terms["features"] = energy_score(*(_weighted(self.lpips, each) for each in features))
-        return terms
+        return self._score(x, mean, batch.truth[:half], step)
+
+    def _score(self, x: Tensor, mean: Tensor, truth: Tensor, step: int) -> tuple[Tensor, Losses]:
+        """The loss of two samples of each picture, and its terms."""
+        s, lpips = self.settings, self.lpips
+        assert lpips is not None
+        pairs = *x.split(len(truth)), truth
+        with torch.autocast(x.device.type, enabled=False):
+            terms = {"pixels": energy_score(*(pyramid(picture.float()) for picture in pairs))}
+        loss = s.w_pixels * terms["pixels"]
+        if not s.w_features and self.adversary is None:
+            return loss, terms
+        shifted = rolled(step, s.lpips_shift, *pairs, mean[: len(truth)])
+        features = [lpips.deep_features(picture) for picture in shifted]
+        if s.w_features:
+            with torch.autocast(x.device.type, enabled=False):
+                terms["features"] = energy_score(*(_weighted(lpips, each) for each in features[:3]))
+            loss = loss + s.w_features * terms["features"]
+        if self.adversary is not None:
+            first, second, photograph, known = zip(shifted, features, strict=True)
+            seen = [
+                (torch.cat([a, b]), [torch.cat(both) for both in zip(c, d, strict=True)])
+                for (a, c), (b, d) in ((first, second), (photograph, photograph), (known, known))
+            ]
+            terms["critic"] = self.adversary.train_critic(*seen)
+            terms["adversary"] = self.adversary.loss(*seen)
+            ramp = min(1.0, step / max(s.critic_warmup, 1))
+            loss = loss + balanced(terms["adversary"], loss, x, ramp * s.w_adversary)
+        return loss, terms
 
     def angle(self, share: float) -> float:
         """θ of a picture, for a number that is uniform in [0, 1)."""

@@ -10,17 +10,21 @@ _ABOVE_0, _FROM_0 = (1e-300, math.inf, "a number above 0"), (0, math.inf, "a num
 # the lowest and highest value of options, and the range in words
 LIMITS: dict[str, tuple[float, float, str]] = {
     **dict.fromkeys(("steps", "batch_size", "accumulate", "crop", "workers", "save_every", "keep"), _COUNT),
-    **dict.fromkeys(("log_every", "validation_limit", "trajectory_steps", "depth"), _COUNT),
+    **dict.fromkeys(("log_every", "validation_limit", "trajectory_steps", "depth", "together"), _COUNT),
     **dict.fromkeys(("memory_share", "ema", "noiseless_share", "wide_share", "eight_bit_share"), _SHARE),
     **dict.fromkeys(
         ("high_share", "generator_share", "trajectory_share", "sigma", "sigma_low", "sigma_max", "wide_sigma_max"),
         _SHARE,
     ),
     **dict.fromkeys(
-        ("minutes", "total_minutes", "clip", "export_every_minutes", "shard_mb", "median", "width"), _ABOVE_0
+        ("minutes", "total_minutes", "clip", "export_every_minutes", "shard_mb", "median", "width", "critic_rate"),
+        _ABOVE_0,
     ),
     **dict.fromkeys(("learning_rate", "weight_decay", "seed", "decay_share", "snr_gamma", "holdout"), _FROM_0),
-    **dict.fromkeys(("w_mse", "w_lpips", "w_features", "w_kl", "w_pixels", "lpips_shift", "warmup"), _FROM_0),
+    **dict.fromkeys(
+        ("w_mse", "w_lpips", "w_features", "w_kl", "w_pixels", "w_adversary", "lpips_shift", "warmup", "critic_warmup"),
+        _FROM_0,
+    ),
     **dict.fromkeys(("generator", "generator_wide"), (1e-3, 1e3, "noise levels from 0.001 to 1000")),
     **dict.fromkeys(("betas", "mean_share"), (0, 1 - 1e-9, "a number from 0 to 1, without 1")),
 }
@@ -194,6 +198,8 @@ class MixSettings(LoopSettings):
     """Maximum noise for --wide-tasks."""
     eight_bit_share: float = 0.5
     """Share of the noiseless measurements of --wide-tasks that are rounded to 8 bits."""
+    together: int = 1
+    """Pictures in a row with one kind of task, which are measured together: with 8, a GPU waits less for the batches of many tasks. Noise, masks and strengths are still drawn for each picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +245,7 @@ class PosteriorSettings(MixSettings):
     width: float = 1.5
     """Standard deviation of the logarithm of these noise levels."""
     generator_share: float = 0.0
-    """Share of the batch that trains the generator, which draws a sample in a few evaluations; 1/3 makes both parts equally large."""
+    """Share of the pictures of which the generator draws two samples, in a few evaluations after the mean; with 1/2 mean and samples are batches of one size."""
     generator: tuple[float, ...] = (1.0, 0.25)
     """Noise levels of the generator's evaluations after the mean."""
     generator_wide: tuple[float, ...] = (4.0, 0.5)
@@ -248,6 +254,12 @@ class PosteriorSettings(MixSettings):
     """Weight of the generator's energy score of pixels, at five scales."""
     w_features: float = 1.0
     """Weight of the generator's energy score of AlexNet's features."""
+    w_adversary: float = 0.0
+    """Weight of an adversary of the generator: the length of its gradient at the samples, relative to that of the energy scores; 0 trains without one."""
+    critic_rate: float = 3e-4
+    """Learning rate of the adversary's critic."""
+    critic_warmup: int = 300
+    """Steps in which the adversary's weight rises from 0."""
     lpips_shift: int = 8
     """Shift the pictures by up to this many pixels before AlexNet sees them, which avoids a pattern of its 4-pixel stride."""
 
