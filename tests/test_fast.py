@@ -9,15 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ddc.cuda import FastUNet, chunks
 from ddc.errors import UserError
 from ddc.fast import (
-    FastUNet,
     WinogradConv2d,
     _helpers,
     accelerate_models,
     agreement,
     choose_dtype,
-    chunks,
     cpu_threads,
     prepare_compiler,
     probe,
@@ -151,7 +150,7 @@ def test_batches_are_cut_padded_and_joined() -> None:
         assert times.shape == (len(x),)
         return unet.module(x, times)
 
-    unet._compiled = {(1, False): run, (4, False): run}
+    unet._prepared = {(1, False): run, (4, False): run}
     x = torch.randn(11, 3, 16, 16)  # 4 + 4 + 3, the last with one repeated
     times = torch.arange(11)
     assert torch.allclose(unet(x, times), prior.unet(x, times), atol=1e-5)

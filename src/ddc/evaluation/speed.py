@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddc.cuda import FastUNet, can_compile
 from ddc.errors import UserError
-from ddc.fast import agreement, can_compile, default_tile, pick_device, probe, rewrap
+from ddc.fast import agreement, default_tile, pick_device, probe, rewrap
 from ddc.jobs import is_out_of_memory
 from ddc.networks import PRESETS, build_network, network_config, run_unet, unet_size_multiple
 from ddc.noise import Noise
@@ -65,8 +66,10 @@ class BenchSettings:
     """Repeats of each measurement, whose median is taken; by default 3 on the CPU and 11 elsewhere."""
     minutes: float = 20.0
     """Start nothing new after this many minutes."""
+    compile: bool = False
+    """Compile the networks with torch.compile on CUDA, which takes minutes, instead of recording CUDA graphs."""
     autotune: bool = False
-    """Let the compiler search for faster kernels."""
+    """Compile, and let the compiler search for faster kernels."""
     solvers: bool = True
     """Measure the other solvers as well."""
     training: int = 0
@@ -178,13 +181,16 @@ class Bench:
         self.plain = RestorationPipeline(*self.eager(plain), self.folder)
         self.plain.device = self.device
         started = time.monotonic()
-        self.compiled = self.cuda and can_compile()
+        self.compiled = self.cuda and can_compile() and (self.settings.compile or self.settings.autotune)
         self.fast = RestorationPipeline(self.prior, self.network, self.folder, self.settings.size).to(
             self.device,
             compile=self.compiled or None,
-            autotune=self.settings.autotune,
+            autotune=self.compiled and self.settings.autotune,
             batch=max(self.batches) if self.settings.batches else None,
         )
+        for part in (self.fast.prior, self.fast.network):
+            if part is not None and isinstance(part.unet, FastUNet):
+                part.unet.patience = 0
         self.ways = {"plain": self.plain, "fast": self.fast}
         self.dtypes = {"plain": plain, "fast": getattr(self.fast.prior.unet, "dtype", torch.float32)}
         self.results["fast"] = {
