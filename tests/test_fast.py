@@ -181,6 +181,61 @@ def test_code_is_compiled_when_there_was_work_enough(monkeypatch: pytest.MonkeyP
     assert all(torch.allclose(result, results[0], atol=1e-5) for result in results)
 
 
+def test_gradients_of_many_pictures_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    prior, _ = models()
+    unet = FastUNet(prior.unet, CPU, torch.float32, 16)
+    x, times = torch.randn(5, 3, 16, 16, requires_grad=True), torch.arange(5)
+    monkeypatch.setattr("ddc.cuda.GRADIENT_BATCH", 2)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        out = unet(x, times)
+    (gradient,) = torch.autograd.grad(out.square().sum(), x)
+    plain = prior.unet(x, times)
+    (expected,) = torch.autograd.grad(plain.square().sum(), x)
+    assert torch.allclose(out, plain, atol=1e-5) and torch.allclose(gradient, expected, rtol=1e-3, atol=1e-4)
+    assert kept == [x.numel(), 5]  # the pictures and their times, and no activations
+
+
+def test_small_batches_are_recorded_when_there_was_work_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which batches are recorded, with the network itself in the place of its CUDA graphs."""
+    recorded: list[tuple[int, bool]] = []
+
+    def record(gradient: bool) -> Callable:
+        return lambda run, x, times: recorded.append((len(x), gradient)) or run
+
+    monkeypatch.setattr("ddc.cuda.Recorded", record(False))
+    monkeypatch.setattr("ddc.cuda.recorded_with_gradient", record(True))
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    prior, _ = models()
+    unet = FastUNet(prior.unet, CPU, torch.float32, 16)
+    unet.graphs, unet.patience = True, 1
+    x, times = torch.randn(5, 3, 16, 16), torch.tensor([7])
+    for n in (1, 1, 1, 5, 2):
+        assert torch.allclose(unet(x[:n], times), prior.unet(x[:n], times), atol=1e-5)
+    assert recorded == [(1, False), (2, False)]  # not in the first call, and each shape once
+    unet(x[:1, :, :8], times)
+    unet(x[:1].clone().requires_grad_(), times)
+    unet(x.clone().requires_grad_(), times).sum().backward()
+    assert recorded == [(1, False), (2, False), (1, True), (4, True)]
+
+
+def test_a_network_that_cannot_be_recorded_runs_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr("ddc.cuda.Recorded", fail)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    prior, _ = models()
+    unet = FastUNet(prior.unet, CPU, torch.float32, 16)
+    unet.graphs = True
+    x, times = torch.randn(1, 3, 16, 16), torch.tensor([7])
+    for _ in range(2):
+        assert torch.allclose(unet(x, times), prior.unet(x, times), atol=1e-5)
+    assert caplog.text.count("without a CUDA graph (no memory)") == 1
+
+
 def test_precision_is_chosen_by_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
     prior, _ = models()
     monkeypatch.setattr("ddc.fast.AGREEMENT", {torch.float16: 20.0})

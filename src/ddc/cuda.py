@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddc.networks import GroupNorm, ResidualBlock, run_unet, unet_size_multiple, write_out_norms
+from ddc.networks import GroupNorm, ResidualBlock, run_unet, shorten, unet_size_multiple, write_out_norms
 
 logger = logging.getLogger("ddc")
 
@@ -72,9 +72,9 @@ class FastUNet(nn.Module):
             run = partial(run_unet, self.module)
             try:
                 self._prepared[key] = (recorded_with_gradient if gradient else Recorded)(run, x, times)
-            except torch.cuda.OutOfMemoryError:
+            except RuntimeError as error:  # too little memory, or a network that waits for the device
                 torch.cuda.empty_cache()
-                logger.info("the device has too little memory for a CUDA graph of %d pictures", len(x))
+                logger.warning("the network runs without a CUDA graph (%s)", shorten(error))
                 self._prepared[key] = run
         return self._prepared[key]
 

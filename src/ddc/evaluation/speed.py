@@ -39,7 +39,7 @@ TASK, SIGMA_Y = "sr4", 0.05
 # kinds of kernels, by parts of their names; the first that fits
 KERNELS = (
     ("attention", ("flash", "fmha", "attention")),
-    ("fused normalisation and elementwise", ("triton",)),
+    ("fused normalisation and elementwise", ("triton", "_sum_parts", "_finish", "_normalise")),
     ("convolution", ("conv", "fprop", "implicit_gemm", "xmma", "cudnn", "winograd")),
     ("matrix product", ("gemm", "nvjet", "cutlass", "::mm", "::bmm", "::addmm", "matmul", "einsum")),
     ("copies", ("copy", "memcpy", "memset", "contiguous", "::cat", "clone")),
