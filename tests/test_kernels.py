@@ -49,10 +49,10 @@ def error(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize(
     ("batch", "channels", "size", "groups"),
     [
-        (2, 64, (8, 7), 32),  # one kernel for a small picture
+        (2, 64, (8, 7), 8),  # one kernel for a small picture
         (1, 48, (5, 3), 16),  # groups of three channels
-        (2, 96, (13, 11), 32),  # three kernels, a block of channels that is not full
-        (1, 160, (17, 15), 32),  # two blocks of channels
+        (2, 96, (13, 11), 8),  # three kernels, a block of channels that is not full
+        (1, 160, (17, 15), 10),  # two blocks of channels
     ],
 )
 def test_they_equal_the_plain_way(
@@ -86,6 +86,15 @@ def test_sums_are_used_again_and_other_layouts_are_taken(kernels: Any) -> None:
         assert error(kernels.normalise(layout, norm, silu=False), norm(layout).double()) < 1e-6
 
 
+def test_channels_are_joined(kernels: Any) -> None:
+    a, b = random(2, 40, 12, 11), random(2, 24, 12, 11).contiguous()
+    joined, norm = kernels.concatenate(a, b), random_norm(8, 64, torch.float32)
+    expected = torch.cat([a, b], 1)
+    assert torch.equal(joined, expected) and joined.is_contiguous(memory_format=torch.channels_last)
+    assert joined.channel_sums.shape[2:] == (2, 64)
+    assert error(kernels.normalise(joined, norm), F.silu(norm(expected).double())) < 1e-6
+
+
 def compact() -> nn.Module:
     return CompactUNet(3, 3, channels=(32, 48), encoder_blocks=(1, 1), decoder_blocks=(1,), groups=4, head_dim=8)
 
@@ -96,8 +105,8 @@ def of_diffusers(shift: str, resample: str) -> nn.Module:
     return UNet2DModel(
         block_out_channels=(32, 64),
         layers_per_block=1,
-        norm_num_groups=8,
-        attn_norm_num_groups=8,
+        norm_num_groups=4,
+        attn_norm_num_groups=4,
         attention_head_dim=8,
         down_block_types=("ResnetDownsampleBlock2D" if resample == "resnet" else "DownBlock2D", "AttnDownBlock2D"),
         up_block_types=("AttnUpBlock2D", "ResnetUpsampleBlock2D" if resample == "resnet" else "UpBlock2D"),
@@ -114,16 +123,18 @@ def test_networks_predict_the_same(kernels: Any, kind: str, monkeypatch: pytest.
     for parameter in unet.to(DEVICE).eval().requires_grad_(False).parameters():
         parameter += 0.1 * torch.randn_like(parameter) / max(1, parameter[0].numel()) ** 0.5
     calls = []
-    for name in ("add", "normalise"):
+    for name in ("add", "normalise", "concatenate"):
         run = getattr(kernels, name)
-        monkeypatch.setattr(kernels, name, lambda *args, _run=run, **given: calls.append(1) or _run(*args, **given))
+        monkeypatch.setattr(
+            kernels, name, lambda *args, _run=run, **given: calls.append(_run.__name__) or _run(*args, **given)
+        )
     fast = FastUNet(unet, DEVICE, torch.float32)
     x, times = random(2, 3, 20, 20), torch.tensor([3, 700], device=DEVICE)
     expected = unet(x, times)
     expected = expected if isinstance(expected, Tensor) else expected.sample
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         assert error(fast(x, times), expected.double()) < 1e-5
-    assert len(calls) > 10
+    assert len(calls) > 10 and set(calls) == {"add", "normalise", "concatenate"}
     x.requires_grad_()
     (gradient,) = torch.autograd.grad(fast(x, times).square().sum(), x)
     plain = unet(x, times)

@@ -4,6 +4,7 @@ A CUDA graph is the list of a network's kernels, recorded once: with a few pictu
 longer than running them. `torch.compile` is another way, with minutes of compiling for each batch size.
 """
 
+import contextlib
 import copy
 import logging
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ddc.networks import GroupNorm, ResidualBlock, run_unet, shorten, unet_size_multiple, write_out_norms
 
@@ -62,20 +64,23 @@ class FastUNet(nn.Module):
             return self._graph(x, times, gradient)(x, times)
         if ready:
             torch.backends.cudnn.benchmark = True
-        return run_unet(self.module, x, times)
+        return self._run(x, times)
+
+    def _run(self, x: Tensor, times: Tensor) -> Tensor:
+        with FusedCat() if usable(x) else contextlib.nullcontext():
+            return run_unet(self.module, x, times)
 
     def _graph(self, x: Tensor, times: Tensor, gradient: bool) -> Network:
         """The network recorded for batches like this one."""
         key = (tuple(x.shape), tuple(times.shape), times.dtype, gradient)
         if key not in self._prepared:
             torch.backends.cudnn.benchmark = True  # seconds for each size, for which there is enough work from here on
-            run = partial(run_unet, self.module)
             try:
-                self._prepared[key] = (recorded_with_gradient if gradient else Recorded)(run, x, times)
+                self._prepared[key] = (recorded_with_gradient if gradient else Recorded)(self._run, x, times)
             except RuntimeError as error:  # too little memory, or a network that waits for the device
                 torch.cuda.empty_cache()
                 logger.warning("the network runs without a CUDA graph (%s)", shorten(error))
-                self._prepared[key] = run
+                self._prepared[key] = self._run
         return self._prepared[key]
 
     def _in_sizes(self, x: Tensor, times: Tensor) -> Tensor:
@@ -230,7 +235,20 @@ def usable(x: Tensor) -> bool:
     """Whether the kernels can take x: on CUDA, where no gradient is needed and nothing is compiled."""
     if not x.is_cuda or torch.compiler.is_compiling() or (torch.is_grad_enabled() and x.requires_grad):
         return False
-    return can_compile() and x[0].numel() < LARGEST_PICTURE
+    return can_compile() and x.numel() // len(x) < LARGEST_PICTURE
+
+
+class FusedCat(TorchFunctionMode):
+    """While this is entered, `torch.cat` joins the channels of two pictures and sums them for a normalisation that follows."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.cat and len(args[0]) == 2 and (kwargs or {}).get("dim", args[-1]) == 1:
+            a, b = args[0]
+            if a.ndim == 4 and a.dtype == b.dtype and usable(a) and usable(b):
+                from ddc import kernels
+
+                return kernels.concatenate(a, b)
+        return func(*args, **(kwargs or {}))
 
 
 class FusedNorm(GroupNorm):

@@ -49,10 +49,13 @@ def _coefficients(total, squares, count, eps, weight, offset, modulation, row, c
 
 @triton.jit
 def _sum_parts(
-    x, bias, residual, out, sums, pixels, channels, bias_row, part,
+    x, bias, residual, out, sums, pixels, channels, out_channels, bias_row, part,
     ADD: tl.constexpr, STORE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Of each part of a picture and each channel: the sum and the sum of squares. STORE writes what was summed."""
+    """Of each part of a picture and each channel: the sum and the sum of squares. STORE writes what was summed.
+
+    `out` may be some channels of a picture that has `out_channels` of them.
+    """
     c = tl.program_id(0) * COLS + tl.arange(0, COLS)
     image = tl.program_id(2)
     inside = c < channels
@@ -62,6 +65,7 @@ def _sum_parts(
     begin = tl.program_id(1) * part
     end = tl.minimum(begin + part, pixels)
     base = image.to(tl.int64) * pixels * channels
+    out_base = image.to(tl.int64) * pixels * out_channels
     total = tl.zeros([ROWS, COLS], tl.float32)
     squares = tl.zeros([ROWS, COLS], tl.float32)
     for row in range(begin, end, ROWS):
@@ -71,7 +75,7 @@ def _sum_parts(
         value = _load(x, bias, residual, at, mask, extra, ADD)
         if STORE:
             rounded = value.to(out.dtype.element_ty)
-            tl.store(out + at, rounded, mask=mask)
+            tl.store(out + out_base + p[:, None] * out_channels + c[None, :], rounded, mask=mask)
             value = rounded.to(tl.float32)
         value = tl.where(mask, value, 0.0)
         total += value
@@ -112,9 +116,10 @@ def _finish(
 @triton.jit
 def _normalise(x, made, y, pixels, channels, SILU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
     # from the end backwards: what was read last is still in the cache
-    image = tl.num_programs(2) - 1 - tl.program_id(2)
-    p = (tl.num_programs(1) - 1 - tl.program_id(1)) * ROWS + tl.arange(0, ROWS)
-    c = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    image = tl.num_programs(1) - 1 - tl.program_id(1)
+    tile, blocks = tl.num_programs(0) - 1 - tl.program_id(0), tl.cdiv(channels, COLS)
+    p = tile // blocks * ROWS + tl.arange(0, ROWS)
+    c = tile % blocks * COLS + tl.arange(0, COLS)
     inside = c < channels
     place = made + image * 2 * channels + c
     product = tl.load(place, mask=inside, other=0.0)
@@ -172,6 +177,19 @@ def add(x: Tensor, bias: Tensor | None, residual: Tensor | None = None, out: Ten
     return out
 
 
+def concatenate(first: Tensor, second: Tensor) -> Tensor:
+    """The channels of both, which remembers its sums too."""
+    a, b = packed(first), packed(second)
+    (batch, one, *size), two = a.shape, b.shape[1]
+    rows = torch.empty(batch, *size, one + two, dtype=a.dtype, device=a.device)
+    out = rows.movedim(-1, 1)
+    made = [
+        _sums(x, out=rows[..., start:], out_channels=one + two, widest=max(one, two)) for x, start in ((a, 0), (b, one))
+    ]
+    out.channel_sums = torch.cat(made, -1)  # type: ignore[attr-defined]
+    return out
+
+
 def normalise(
     x: Tensor,
     norm: nn.GroupNorm,
@@ -185,7 +203,7 @@ def normalise(
     """
     x = packed(x)
     batch, channels = x.shape[:2]
-    pixels, width = x[0, 0].numel(), channels // norm.num_groups
+    pixels, width = x.numel() // (batch * channels), channels // norm.num_groups
     y = torch.empty_like(x)
     last = (norm.eps, _row(bias), _row(modulation))
     of_group = {"COLS": next_power_of_2(width), "ROWS": max(TILE // next_power_of_2(width), 1), "num_warps": WARPS}
@@ -205,23 +223,34 @@ def normalise(
         )
         cols = min(next_power_of_2(channels), WIDEST)
         rows = 2 * TILE // cols
-        tiles = (triton.cdiv(channels, cols), triton.cdiv(pixels, rows), batch)
+        tiles = (triton.cdiv(channels, cols) * triton.cdiv(pixels, rows), batch)
         _normalise[tiles](x, made, y, pixels, channels, SILU=silu, ROWS=rows, COLS=cols, num_warps=WARPS)
     return y
 
 
-def _sums(x: Tensor, bias: Tensor | None, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """Sums and sums of squares (B, parts, 2, C) of x + bias + residual, which is written to `out` if that is given."""
+def _sums(
+    x: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+    out_channels: int = 0,
+    widest: int = 0,
+) -> Tensor:
+    """Sums and sums of squares (B, parts, 2, C) of x + bias + residual, which is written to `out` if that is given.
+
+    Tensors of one size and one `widest`, at least C, have the same number of parts.
+    """
     batch, channels = x.shape[:2]
-    pixels, cols = x[0, 0].numel(), min(next_power_of_2(channels), WIDEST)
+    widest, pixels = widest or channels, x.numel() // (batch * channels)
+    cols = min(next_power_of_2(widest), WIDEST)
     blocks, rows = triton.cdiv(channels, cols), TILE // cols
-    parts = max(1, min(PROGRAMS // (batch * blocks), MOST_PARTS, pixels // rows))
+    parts = max(1, min(PROGRAMS // (batch * triton.cdiv(widest, cols)), MOST_PARTS, pixels // rows))
     part = triton.cdiv(triton.cdiv(pixels, parts), rows) * rows
     parts = triton.cdiv(pixels, part)
     sums = torch.empty(batch, parts, 2, channels, device=x.device)
     with torch.cuda.device_of(x):
         _sum_parts[blocks, parts, batch](
-            x, bias, residual, out, sums, pixels, channels, _row(bias), part,
+            x, bias, residual, out, sums, pixels, channels, out_channels or channels, _row(bias), part,
             ADD=residual is not None, STORE=out is not None, ROWS=rows, COLS=cols, num_warps=WARPS,
         )  # fmt: skip
     return sums
