@@ -64,7 +64,7 @@ def check_kernels() -> None:
 
     for batch, channels, side in SHAPES:
         errors, times = [], []
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)[0 if side in (32, 70) else 2 :]:
             norm = nn.GroupNorm(32, channels).to("cuda", dtype).requires_grad_(False)
             norm.weight.normal_(), norm.bias.normal_()
             x, residual = (
@@ -103,11 +103,11 @@ def tune_kernels() -> None:
 
     from ddc import kernels
 
-    usual = {name: getattr(kernels, name) for name in ("TILE", "WARPS", "WIDEST", "PROGRAMS", "WHOLE")}
+    usual = {name: getattr(kernels, name) for name in ("TILE", "WARPS", "WIDEST", "PROGRAMS", "WHOLE", "FEW_PIXELS")}
     others: list[dict[str, int]] = [
         {},
         *({"TILE": 2048, "WARPS": 4}, {"TILE": 4096, "WARPS": 4}, {"TILE": 8192, "WARPS": 8}, {"WIDEST": 64}),
-        *({"WIDEST": 256}, {"PROGRAMS": 1024}, {"PROGRAMS": 4096}, {"WHOLE": 256}, {"WHOLE": 4096}),
+        *({"WIDEST": 256}, {"PROGRAMS": 1024}, {"PROGRAMS": 4096}, {"WHOLE": 4096}, {"FEW_PIXELS": 4096}),
     ]
     shapes = [(16, 256, 256), (1, 256, 256), (16, 512, 64), (1, 512, 32)]
     inputs = []
@@ -228,6 +228,10 @@ def measure_restoration(models: Models, device: str, size: int, batch: int) -> N
         cuda.usable = usable
         recorded = fast_models(models, device, size, graphs=True)
         tell("kernels and graphs", recorded, 1)
+        x, t = torch.randn(1, 6, size, size, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        with torch.no_grad():
+            alone = [milliseconds(lambda: part.unet(x[:, : 3 * k], t)) for k, part in enumerate(recorded, 1)]  # noqa: B023
+        say(f"  prior {alone[0]:.2f} ms, network {alone[1]:.2f} ms: five of each {5 * sum(alone):.2f} ms")
         say("  " + profile(lambda: restore(recorded, 1, size, device), 1))
         largest, cuda.CUDA_GRAPH_BATCH = cuda.CUDA_GRAPH_BATCH, batch
         tell("kernels and graphs", recorded, batch)
@@ -252,7 +256,7 @@ def one_graph(models: Models, size: int) -> None:
         say(f"all five steps in one graph: not possible ({str(error)[:100]})")
 
 
-def measure_gradient(models: Models, device: str, size: int, steps: int = 5) -> None:
+def measure_gradient(models: Models, device: str, size: int, steps: int = 3) -> None:
     """Milliseconds for a step of DPS."""
     problem = make_problem("denoise", 0.05)
     pictures = {}
@@ -267,7 +271,7 @@ def measure_gradient(models: Models, device: str, size: int, steps: int = 5) -> 
 
             if device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            taken = milliseconds(run, 3, device) / steps / batch
+            taken = milliseconds(run, 3 if batch == 1 else 1, device) / steps / batch
             memory = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0.0
             say(f"a step of DPS, {what} gradient, batch {batch}: {taken:.1f} ms a picture, {memory:.1f} GB")
             pictures[what, batch] = run()
@@ -299,7 +303,7 @@ def main(device: str, seconds: float, compiled: bool, small: bool) -> None:
         ("gradients", 30, lambda: measure_gradient(models, device, size)),
     ]
     if device == "cuda":
-        parts += [("tuning", 15, tune_kernels)]
+        parts += [("tuning", 40, tune_kernels)]
         if compiled:
             parts += [("torch.compile", 0, lambda: measure_compiled(models, device, size, batch))]
     for name, needed, run in parts:

@@ -25,7 +25,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     module = importlib.import_module("ddc.kernels")
     if DEVICE.type == "cpu":
         monkeypatch.setattr(module, "PROGRAMS", 8)  # which the interpreter runs one after the other
-        monkeypatch.setattr(module, "WHOLE", 64)
+        monkeypatch.setattr(module, "FEW_PIXELS", 64)
     return module
 
 

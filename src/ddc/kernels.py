@@ -14,23 +14,13 @@ import triton.language as tl
 from torch import Tensor, nn
 from triton import next_power_of_2
 
-WHOLE = 1024  # pixels of a picture that one program reads at once for each group
+WHOLE = 32768  # values of a group that one program can hold,
+FEW_PIXELS = 1024  # and pixels up to which it should: the values of a group are far apart in memory
 TILE = 4096  # values that a program holds at a time
 WARPS = 8
 WIDEST = 128  # channels of a tile
 PROGRAMS = 2048  # enough of them to fill a large GPU
 MOST_PARTS = 512  # of a picture, each with its own sums
-
-
-@triton.jit
-def _load(x, bias, residual, at, mask, extra, ADD: tl.constexpr):
-    """Values at `at`, with the bias and the residual where there are any."""
-    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-    if bias is not None:
-        value += extra
-    if ADD:
-        value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-    return value
 
 
 @triton.jit
@@ -72,7 +62,9 @@ def _sum_parts(
         p = row + tl.arange(0, ROWS)
         mask = (p < end)[:, None] & inside[None, :]
         at = base + p[:, None] * channels + c[None, :]
-        value = _load(x, bias, residual, at, mask, extra, ADD)
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) + extra
+        if ADD:
+            value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
         if STORE:
             rounded = value.to(out.dtype.element_ty)
             tl.store(out + out_base + p[:, None] * out_channels + c[None, :], rounded, mask=mask)
@@ -137,35 +129,24 @@ def _normalise_whole(
     x, bias, weight, offset, modulation, y, pixels, channels, width, eps, bias_row, modulation_row,
     SILU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """One group of one small picture, which is read twice, the second time from the cache."""
+    """One group of one small picture."""
     image = tl.program_id(1)
-    j = tl.arange(0, COLS)
+    j, p = tl.arange(0, COLS), tl.arange(0, ROWS)
     c, inside = tl.program_id(0) * width + j, j < width
-    extra = tl.zeros([1, COLS], tl.float32)
+    mask = (p < pixels)[:, None] & inside[None, :]
+    at = image.to(tl.int64) * pixels * channels + p[:, None] * channels + c[None, :]
+    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
     if bias is not None:
         extra = tl.load(bias + image * bias_row + c, mask=inside, other=0.0).to(tl.float32)[None, :]
-    base = image.to(tl.int64) * pixels * channels
-    total = tl.zeros([ROWS, COLS], tl.float32)
-    squares = tl.zeros([ROWS, COLS], tl.float32)
-    for row in range(0, pixels, ROWS):
-        p = row + tl.arange(0, ROWS)
-        mask = (p < pixels)[:, None] & inside[None, :]
-        value = _load(x, bias, None, base + p[:, None] * channels + c[None, :], mask, extra, False)
-        value = tl.where(mask, value, 0.0)
-        total += value
-        squares += value * value
+        value = tl.where(mask, value + extra, 0.0)
     product, summand = _coefficients(
-        tl.sum(total), tl.sum(squares), pixels * width, eps, weight, offset, modulation, image * modulation_row,
+        tl.sum(value), tl.sum(value * value), pixels * width, eps, weight, offset, modulation, image * modulation_row,
         channels, c, inside,
     )  # fmt: skip
-    for row in range(0, pixels, ROWS):
-        p = row + tl.arange(0, ROWS)
-        mask = (p < pixels)[:, None] & inside[None, :]
-        at = base + p[:, None] * channels + c[None, :]
-        value = _load(x, bias, None, at, mask, extra, False) * product[None, :] + summand[None, :]
-        if SILU:
-            value = value * tl.sigmoid(value)
-        tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
+    value = value * product[None, :] + summand[None, :]
+    if SILU:
+        value = value * tl.sigmoid(value)
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
 
 
 def add(x: Tensor, bias: Tensor | None, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -206,21 +187,19 @@ def normalise(
     pixels, width = x.numel() // (batch * channels), channels // norm.num_groups
     y = torch.empty_like(x)
     last = (norm.eps, _row(bias), _row(modulation))
-    of_group = {"COLS": next_power_of_2(width), "ROWS": max(TILE // next_power_of_2(width), 1), "num_warps": WARPS}
-    grid = (norm.num_groups, batch)
+    cols, rows, grid = next_power_of_2(width), next_power_of_2(pixels), (norm.num_groups, batch)
     with torch.cuda.device_of(x):
-        if pixels <= WHOLE:
-            of_group["ROWS"] = min(of_group["ROWS"], next_power_of_2(pixels))
+        if pixels <= FEW_PIXELS and rows * cols <= WHOLE:
             shared = (norm.weight, norm.bias, modulation, y, pixels, channels, width, *last)
-            _normalise_whole[grid](x, bias, *shared, SILU=silu, **of_group)
+            warps = max(4, min(rows * cols // 2048, 16))
+            _normalise_whole[grid](x, bias, *shared, SILU=silu, ROWS=rows, COLS=cols, num_warps=warps)
             return y
         sums = getattr(x, "channel_sums", None) if bias is None else None
         sums = _sums(x, bias) if sums is None else sums
         parts, made = sums.shape[1], torch.empty(batch, 2, channels, device=x.device)
-        of_group["ROWS"] = min(of_group["ROWS"], next_power_of_2(parts))
-        _finish[grid](
-            sums, bias, norm.weight, norm.bias, modulation, made, parts, pixels, channels, width, *last, **of_group
-        )
+        rows = min(max(TILE // cols, 1), next_power_of_2(parts))
+        shared = (norm.weight, norm.bias, modulation, made, parts, pixels, channels, width, *last)
+        _finish[grid](sums, bias, *shared, ROWS=rows, COLS=cols, num_warps=WARPS)
         cols = min(next_power_of_2(channels), WIDEST)
         rows = 2 * TILE // cols
         tiles = (triton.cdiv(channels, cols) * triton.cdiv(pixels, rows), batch)
