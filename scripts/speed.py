@@ -233,9 +233,7 @@ def measure_restoration(models: Models, device: str, size: int, batch: int) -> N
             alone = [milliseconds(lambda: part.unet(x[:, : 3 * k], t)) for k, part in enumerate(recorded, 1)]  # noqa: B023
         say(f"  prior {alone[0]:.2f} ms, network {alone[1]:.2f} ms: five of each {5 * sum(alone):.2f} ms")
         say("  " + profile(lambda: restore(recorded, 1, size, device), 1))
-        largest, cuda.CUDA_GRAPH_BATCH = cuda.CUDA_GRAPH_BATCH, batch
         tell("kernels and graphs", recorded, batch)
-        cuda.CUDA_GRAPH_BATCH = largest
         one_graph(fast, size)
     else:
         tell("kernels, no graph", fast, 1)

@@ -210,13 +210,16 @@ def test_small_batches_are_recorded_when_there_was_work_enough(monkeypatch: pyte
     unet = FastUNet(prior.unet, CPU, torch.float32, 16)
     unet.graphs, unet.patience = True, 1
     x, times = torch.randn(5, 3, 16, 16), torch.tensor([7])
-    for n in (1, 1, 1, 5, 2):
+    monkeypatch.setattr("ddc.cuda.RECORDED_BATCH", 4)
+    for n in (1, 1, 1, 5, 5, 2):
         assert torch.allclose(unet(x[:n], times), prior.unet(x[:n], times), atol=1e-5)
-    assert recorded == [(1, False), (2, False)]  # not in the first call, and each shape once
+    assert recorded == [(1, False)]  # not in the first call of a size, and once
     unet(x[:1, :, :8], times)
-    unet(x[:1].clone().requires_grad_(), times)
-    unet(x.clone().requires_grad_(), times).sum().backward()
-    assert recorded == [(1, False), (2, False), (1, True), (4, True)]
+    for _ in range(2):
+        unet(x[:1].clone().requires_grad_(), times)
+        unet(x.clone().requires_grad_(), times).sum().backward()  # in parts of 4 and 1
+    assert recorded == [(1, False), (1, True), (4, True)]
+    assert not torch.backends.cudnn.benchmark  # other sizes are not searched for
 
 
 def test_a_network_that_cannot_be_recorded_runs_without(

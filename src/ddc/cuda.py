@@ -9,6 +9,8 @@ import copy
 import logging
 import os
 import shutil
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
@@ -23,7 +25,8 @@ from ddc.networks import GroupNorm, ResidualBlock, run_unet, shorten, unet_size_
 logger = logging.getLogger("ddc")
 
 Network = Callable[[Tensor, Tensor], Tensor]
-CUDA_GRAPH_BATCH = 4  # up to this batch size, launching kernels costs more than running them
+RECORDED_BATCH = 64  # up to this batch size, launching kernels may cost more than running them
+COMPILED_GRAPH_BATCH = 4  # the same for compiled networks, which have fewer kernels
 GRADIENT_BATCH = 4  # pictures whose activations are kept at once for a gradient
 LARGEST_PICTURE = 2**31  # values of one picture in one layer; the kernels count them in 32 bits
 
@@ -31,8 +34,8 @@ LARGEST_PICTURE = 2**31  # values of one picture in one layer; the kernels count
 class FastUNet(nn.Module):
     """A U-Net for a GPU and one precision, channels last. Its weights are not trained.
 
-    For pictures of `size` it is prepared further, after `patience` calls: cuDNN searches for the fastest convolutions, and
-    the network is recorded as a CUDA graph if `graphs` is true, or compiled if `sizes` names batch sizes.
+    For pictures of `size` it is prepared further, after `patience` calls with one batch size: cuDNN searches for the fastest
+    convolutions, and the network is recorded as a CUDA graph if `graphs` is true, or compiled if `sizes` names batch sizes.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class FastUNet(nn.Module):
         self.sizes: tuple[int, ...] = ()
         self.graphs, self.autotune, self.patience = False, False, 0
         self._prepared: dict[Any, Network] = {}
+        self._calls: Counter[Any] = Counter()
         module = copy.deepcopy(unet).to(device=device, dtype=dtype).eval().requires_grad_(False)
         module = write_out_norms(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.module = fuse(module)
@@ -52,18 +56,16 @@ class FastUNet(nn.Module):
     def forward(self, x: Tensor, times: Tensor) -> Tensor:
         x = x.to(self.dtype).contiguous(memory_format=torch.channels_last)
         gradient = torch.is_grad_enabled() and x.requires_grad
-        ready = (self.graphs or self.sizes) and tuple(x.shape[-2:]) == (self.size, self.size)
-        if ready and self.patience > 0:  # a few pictures are restored before preparing pays
-            self.patience -= 1
-            ready = False
+        ready = (self.graphs or bool(self.sizes)) and tuple(x.shape[-2:]) == (self.size, self.size)
+        if ready:
+            self._calls[len(x), gradient] += 1
+            ready = self._calls[len(x), gradient] > self.patience  # a few pictures are restored before preparing pays
         if ready and self.sizes:
             return self._compiled(len(x), gradient)(x, times) if gradient else self._in_sizes(x, times)
         if gradient and len(x) > GRADIENT_BATCH:
             return _InParts.apply(x, times.expand(len(x)), self)
-        if ready and len(x) <= CUDA_GRAPH_BATCH:
+        if ready and len(x) <= RECORDED_BATCH:
             return self._graph(x, times, gradient)(x, times)
-        if ready:
-            torch.backends.cudnn.benchmark = True
         return self._run(x, times)
 
     def _run(self, x: Tensor, times: Tensor) -> Tensor:
@@ -74,6 +76,7 @@ class FastUNet(nn.Module):
         """The network recorded for batches like this one."""
         key = (tuple(x.shape), tuple(times.shape), times.dtype, gradient)
         if key not in self._prepared:
+            searched = torch.backends.cudnn.benchmark
             torch.backends.cudnn.benchmark = True  # seconds for each size, for which there is enough work from here on
             try:
                 self._prepared[key] = (recorded_with_gradient if gradient else Recorded)(self._run, x, times)
@@ -81,6 +84,8 @@ class FastUNet(nn.Module):
                 torch.cuda.empty_cache()
                 logger.warning("the network runs without a CUDA graph (%s)", shorten(error))
                 self._prepared[key] = self._run
+            finally:
+                torch.backends.cudnn.benchmark = searched
         return self._prepared[key]
 
     def _in_sizes(self, x: Tensor, times: Tensor) -> Tensor:
@@ -100,7 +105,7 @@ class FastUNet(nn.Module):
         """The network compiled for batches of this size."""
         if (size, gradient) not in self._prepared:
             torch.backends.cudnn.benchmark = True
-            graphs = size <= CUDA_GRAPH_BATCH and not gradient
+            graphs = size <= COMPILED_GRAPH_BATCH and not gradient
             if self.autotune:
                 mode = "max-autotune" if graphs else "max-autotune-no-cudagraphs"
             else:
@@ -138,26 +143,34 @@ def chunks(n: int, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 class Recorded:
-    """A network as a CUDA graph, for batches of one shape."""
+    """A network as a CUDA graph, for batches of one shape. All graphs share their memory: one runs at a time."""
+
+    lock = threading.Lock()
 
     def __init__(self, run: Network, x: Tensor, times: Tensor) -> None:
-        with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(x.device):
+        with self.lock, torch.inference_mode(False), torch.no_grad(), torch.cuda.device(x.device):
             self.x, self.times = x.clone(), times.clone()
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):  # kernels are chosen and compiled before they are recorded
                 run(self.x, self.times)
             torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.empty_cache()
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self.graph, pool=graph_memory(x.device), capture_error_mode="thread_local"):
                 self.out = run(self.x, self.times)
 
     def __call__(self, x: Tensor, times: Tensor) -> Tensor:
-        with torch.no_grad(), torch.cuda.device(self.x.device):
+        with self.lock, torch.no_grad(), torch.cuda.device(self.x.device):
             self.x.copy_(x)
             self.times.copy_(times)
             self.graph.replay()
             return self.out.clone()  # the graph's own memory is written again next time
+
+
+@cache
+def graph_memory(device: torch.device) -> Any:
+    return torch.cuda.graph_pool_handle()
 
 
 def recorded_with_gradient(run: Network, x: Tensor, times: Tensor) -> Network:

@@ -190,16 +190,16 @@ def normalise(
     cols, rows, grid = next_power_of_2(width), next_power_of_2(pixels), (norm.num_groups, batch)
     with torch.cuda.device_of(x):
         if pixels <= FEW_PIXELS and rows * cols <= WHOLE:
-            shared = (norm.weight, norm.bias, modulation, y, pixels, channels, width, *last)
+            given = (norm.weight, norm.bias, modulation, y, pixels, channels, width, *last)
             warps = max(4, min(rows * cols // 2048, 16))
-            _normalise_whole[grid](x, bias, *shared, SILU=silu, ROWS=rows, COLS=cols, num_warps=warps)
+            _normalise_whole[grid](x, bias, *given, SILU=silu, ROWS=rows, COLS=cols, num_warps=warps)
             return y
         sums = getattr(x, "channel_sums", None) if bias is None else None
         sums = _sums(x, bias) if sums is None else sums
         parts, made = sums.shape[1], torch.empty(batch, 2, channels, device=x.device)
         rows = min(max(TILE // cols, 1), next_power_of_2(parts))
-        shared = (norm.weight, norm.bias, modulation, made, parts, pixels, channels, width, *last)
-        _finish[grid](sums, bias, *shared, ROWS=rows, COLS=cols, num_warps=WARPS)
+        known = (norm.weight, norm.bias, modulation, made, parts, pixels, channels, width, *last)
+        _finish[grid](sums, bias, *known, ROWS=rows, COLS=cols, num_warps=WARPS)
         cols = min(next_power_of_2(channels), WIDEST)
         rows = 2 * TILE // cols
         tiles = (triton.cdiv(channels, cols) * triton.cdiv(pixels, rows), batch)
