@@ -2,7 +2,7 @@
 
 python scripts/speed.py [--device cuda] [--seconds 150] [--compiled] [--small]
 
-The networks have the paper's size and random weights (without diffusers: ones of a CompactUNet that cost about as much).
+The networks have the paper's size and random weights (without diffusers: those of a CompactUNet at half the cost).
 --compiled also measures torch.compile, which takes minutes more; --small takes small networks, to try the script itself.
 `ddc bench` measures whole restorations of a model.
 """
@@ -135,25 +135,25 @@ def tune_kernels() -> None:
 def make_models(device: str, small: bool) -> Models:
     """Random networks of the paper's size."""
     torch.manual_seed(0)
-    with torch.device(device):
+    if not small:
         try:
-            if not small:
-                return random_models("adm-256", "paper")
+            return random_models("adm-256", "paper", device)
         except ImportError as error:
             say(f"diffusers cannot be imported ({error}): networks of another class")
-        channels, blocks = ((32, 32), (1, 1)) if small else ((256, 256, 512, 512, 1024, 1024), (2, 2, 2, 2, 3, 3))
+    channels, blocks = ((32, 32), (1, 1)) if small else ((256, 256, 512, 512, 1024, 1024), (2, 2, 2, 2, 3, 3))
 
-        def unet(inputs: int, outputs: int, divisor: int) -> nn.Module:
-            widths = tuple(c // divisor for c in channels)
-            made = CompactUNet(inputs, outputs, 1, widths, blocks, blocks[:-1], groups=32 // divisor if small else 32)
-            for parameter in made.parameters():
-                if not parameter.any():
-                    nn.init.normal_(parameter, std=0.02)
-            return made.eval().requires_grad_(False)
+    def unet(inputs: int, outputs: int, divisor: int) -> nn.Module:
+        widths = tuple(c // divisor for c in channels)
+        with torch.device(device):
+            made = CompactUNet(inputs, outputs, 1, widths, blocks, blocks[:-1], groups=16 if small else 32)
+        for parameter in made.eval().requires_grad_(False).parameters():
+            if not parameter.any():
+                nn.init.normal_(parameter, std=0.02)
+        return made
 
-        config = scheduler_config(learned_variance=True)
-        prior = Prior(unet(3, 6, 1), schedule_from_config(config), scheduler_config=config)
-        return prior.eval(), DataConsistency(unet(6, 3, 2)).eval()
+    config = scheduler_config(learned_variance=True)
+    prior = Prior(unet(3, 6, 1), schedule_from_config(config), scheduler_config=config)
+    return prior.eval(), DataConsistency(unet(6, 3, 2)).eval()
 
 
 def restore(models: Models, batch: int, size: int, device: str, fields: list[Tensor] | None = None) -> Tensor:

@@ -95,6 +95,21 @@ def test_channels_are_joined(kernels: Any) -> None:
     assert error(kernels.normalise(joined, norm), F.silu(norm(expected).double())) < 1e-6
 
 
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_pixels_are_doubled(kernels: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(cuda, "doubled", lambda x, run=cuda.doubled: calls.append(1) or run(x))
+    for channels in (3, 8):
+        x = random(2, channels, 5, 4, dtype=dtype)
+        with cuda.FusedFunctions():
+            found = F.interpolate(x, scale_factor=2.0, mode="nearest")
+            other = F.interpolate(x, scale_factor=2.0, mode="bilinear")
+        assert torch.equal(found, F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(other, F.interpolate(x, scale_factor=2.0, mode="bilinear"))
+    assert len(calls) == 2
+
+
 def compact() -> nn.Module:
     return CompactUNet(3, 3, channels=(32, 48), encoder_blocks=(1, 1), decoder_blocks=(1,), groups=4, head_dim=8)
 

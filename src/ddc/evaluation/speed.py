@@ -87,14 +87,12 @@ class BenchSettings:
                 raise UserError(f"{name} must be whole numbers from 1 on, not {getattr(self, name)}")
 
 
-def random_models(prior: str, network: str) -> tuple[Prior, DataConsistency]:
+def random_models(prior: str, network: str, device: str = "cpu") -> tuple[Prior, DataConsistency]:
     """The networks of two presets with random weights, none of them zero."""
-    unet = build_network(PRESETS["prior"][prior])
     config = scheduler_config(learned_variance=PRESETS["prior"][prior]["out_channels"] == 6)
-    made = (
-        Prior(unet, schedule_from_config(config), scheduler_config=config),
-        DataConsistency.from_config(network),
-    )
+    with torch.device(device):
+        unet, consistency = build_network(PRESETS["prior"][prior]), DataConsistency.from_config(network)
+    made = Prior(unet, schedule_from_config(config), scheduler_config=config), consistency
     for model in made:
         for parameter in model.eval().requires_grad_(False).parameters():
             if not parameter.any():
