@@ -155,3 +155,24 @@ def test_networks_predict_the_same(kernels: Any, kind: str, monkeypatch: pytest.
     plain = unet(x, times)
     plain = plain if isinstance(plain, Tensor) else plain.sample
     assert error(gradient, torch.autograd.grad(plain.square().sum(), x)[0].double()) < 1e-4
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("kind", ["compact", "scale_shift", "default"])
+def test_recorded_networks_and_gradients_are_those_of_the_plain_way(kind: str) -> None:
+    torch.manual_seed(0)
+    unet = compact() if kind == "compact" else of_diffusers(kind, "resnet" if kind == "scale_shift" else "conv")
+    for parameter in unet.to(DEVICE).eval().requires_grad_(False).parameters():
+        parameter += 0.1 * torch.randn_like(parameter) / max(1, parameter[0].numel()) ** 0.5
+    plain, recorded = (FastUNet(unet, DEVICE, torch.float32, 64) for _ in range(2))
+    recorded.graphs = True
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for batch in (1, 2, 5, 1, 5):  # in any order, and again
+            x, times = torch.randn(batch, 3, 64, 64, device=DEVICE), torch.randint(1000, (batch,), device=DEVICE)
+            with torch.inference_mode():
+                assert error(recorded(x, times), plain(x, times).double()) < 1e-5
+            x.requires_grad_()
+            (expected,) = torch.autograd.grad(plain(x, times).square().sum(), x)
+            (found,) = torch.autograd.grad(recorded(x, times).square().sum(), x)
+            assert error(found, expected.double()) < 1e-4
+    assert all(type(made).__name__ != "method" for made in recorded._prepared.values())  # none had to do without

@@ -370,7 +370,7 @@ def device_options(options: EvaluationOptions) -> dict[str, Any]:
             raise UserError("--compile needs a CUDA device, Triton and a C compiler. Leave it out")
     torch.backends.cudnn.benchmark = True
     dtype = DTYPES[options.precision]
-    return {"device": options.device, "dtype": dtype, "compile": options.compile, "batch": options.batch_size}
+    return {"device": options.device, "dtype": dtype, "compile": options.compile or None, "batch": options.batch_size}
 
 
 class Measuring:
