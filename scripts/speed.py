@@ -138,8 +138,8 @@ def make_models(device: str, small: bool) -> Models:
     if not small:
         try:
             return random_models("adm-256", "paper", device)
-        except ImportError as error:
-            say(f"diffusers cannot be imported ({error}): networks of another class")
+        except Exception as error:  # diffusers raises errors of several classes where it cannot be imported
+            say(f"diffusers' networks cannot be made ({error}): those of another class")
     channels, blocks = ((32, 32), (1, 1)) if small else ((256, 256, 512, 512, 1024, 1024), (2, 2, 2, 2, 3, 3))
 
     def unet(inputs: int, outputs: int, divisor: int) -> nn.Module:
