@@ -1,8 +1,13 @@
 """Fixtures that several test files use."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton; see test_kernels.py
 
 from ddc.priors import DataConsistency, Prior, schedule_from_config, scheduler_config
 from tiny import tiny_unet

@@ -9,15 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ddc.cuda import FastUNet, chunks
 from ddc.errors import UserError
 from ddc.fast import (
-    FastUNet,
     WinogradConv2d,
     _helpers,
     accelerate_models,
     agreement,
     choose_dtype,
-    chunks,
     cpu_threads,
     prepare_compiler,
     probe,
@@ -151,7 +150,7 @@ def test_batches_are_cut_padded_and_joined() -> None:
         assert times.shape == (len(x),)
         return unet.module(x, times)
 
-    unet._compiled = {(1, False): run, (4, False): run}
+    unet._prepared = {(1, False): run, (4, False): run}
     x = torch.randn(11, 3, 16, 16)  # 4 + 4 + 3, the last with one repeated
     times = torch.arange(11)
     assert torch.allclose(unet(x, times), prior.unet(x, times), atol=1e-5)
@@ -180,6 +179,65 @@ def test_code_is_compiled_when_there_was_work_enough(monkeypatch: pytest.MonkeyP
         assert len(compiled) == made
         assert torch.backends.cudnn.benchmark == (made > 0)  # a search that one picture should not wait for
     assert all(torch.allclose(result, results[0], atol=1e-5) for result in results)
+
+
+def test_gradients_of_many_pictures_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    prior, _ = models()
+    unet = FastUNet(prior.unet, CPU, torch.float32, 16)
+    unet.graphs, unet.patience = True, 100
+    x, times = torch.randn(5, 3, 16, 16, requires_grad=True), torch.arange(5)
+    monkeypatch.setattr("ddc.cuda.GRADIENT_BATCH", 2)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        out = unet(x, times)
+    (gradient,) = torch.autograd.grad(out.square().sum(), x)
+    plain = prior.unet(x, times)
+    (expected,) = torch.autograd.grad(plain.square().sum(), x)
+    assert torch.allclose(out, plain, atol=1e-5) and torch.allclose(gradient, expected, rtol=1e-3, atol=1e-4)
+    assert kept == [x.numel(), 5]  # the pictures and their times, and no activations
+
+
+def test_small_batches_are_recorded_when_there_was_work_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which batches are recorded, with the network itself in the place of its CUDA graphs."""
+    recorded: list[tuple[int, bool]] = []
+
+    def record(gradient: bool) -> Callable:
+        return lambda run, x, times: recorded.append((len(x), gradient)) or run
+
+    monkeypatch.setattr("ddc.cuda.Recorded", record(False))
+    monkeypatch.setattr("ddc.cuda.recorded_with_gradient", record(True))
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    prior, _ = models()
+    unet = FastUNet(prior.unet, CPU, torch.float32, 16)
+    unet.graphs, unet.patience = True, 1
+    x, times = torch.randn(5, 3, 16, 16), torch.tensor([7])
+    monkeypatch.setattr("ddc.cuda.RECORDED_BATCH", 4)
+    for n in (1, 1, 1, 5, 5, 2):
+        assert torch.allclose(unet(x[:n], times), prior.unet(x[:n], times), atol=1e-5)
+    assert recorded == [(1, False)]  # not in the first call of a size, and once
+    unet(x[:1, :, :8], times)
+    for _ in range(2):
+        unet(x[:1].clone().requires_grad_(), times)
+        unet(x.clone().requires_grad_(), times).sum().backward()  # in parts of 4 and 1
+    assert recorded == [(1, False), (1, True), (4, True)]
+    assert not torch.backends.cudnn.benchmark  # other sizes are not searched for
+
+
+def test_a_network_that_cannot_be_recorded_runs_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr("ddc.cuda.Recorded", fail)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    prior, _ = models()
+    unet = FastUNet(prior.unet, CPU, torch.float32, 16)
+    unet.graphs = True
+    x, times = torch.randn(1, 3, 16, 16), torch.tensor([7])
+    for _ in range(2):
+        assert torch.allclose(unet(x, times), prior.unet(x, times), atol=1e-5)
+    assert caplog.text.count("without a CUDA graph (no memory)") == 1
 
 
 def test_precision_is_chosen_by_agreement(monkeypatch: pytest.MonkeyPatch) -> None:

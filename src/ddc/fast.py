@@ -1,16 +1,16 @@
 """Networks prepared for one device.
 
-On CUDA: half precision where it agrees with float32, channels last, torch.compile with a cache on disk, CUDA graphs
-for small batches, and a batch size chosen for the card's memory. On the CPU: Winograd's 3×3 convolutions in float32.
+On CUDA: half precision where it agrees with float32, channels last, fused kernels and CUDA graphs (`ddc.cuda`), or
+torch.compile with a cache on disk, and a batch size chosen for the card's memory. On the CPU: Winograd's 3×3
+convolutions in float32.
 """
 
 import copy
 import logging
 import math
 import os
-import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,10 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ddc.cuda import FastUNet, can_compile, experimental
 from ddc.errors import UserError
 from ddc.images import to_unit
 from ddc.latents import LatentPrior
-from ddc.networks import ResidualBlock, run_unet, unet_size_multiple, write_out_norms
+from ddc.networks import ResidualBlock, run_unet
 from ddc.noise import Noise
 from ddc.perceptual import cache_folder
 from ddc.priors import DataConsistency, Prior
@@ -39,7 +40,7 @@ AGREEMENT = {torch.float16: 50.0, torch.bfloat16: 40.0}  # dB against float32 th
 LATENT_BATCH = 4  # pictures at once with a latent prior, whose solvers keep the decoder's activations
 LARGEST_BATCH = 16  # a larger batch only needs more memory, because the chip is busy
 PATIENCE = 1000  # network calls that take about as long as compiling: 200 restorations of a batch
-CUDA_GRAPH_BATCH = 4  # up to this batch size, launching kernels costs more than running them
+GRAPH_PATIENCE = 20  # network calls, four restorations of a batch, after which recording pays
 TRAINED_SIZE = 256  # pixels; the networks are trained on crops of this side, and compiled for it on CUDA
 CPU_TILE = 512  # nothing is compiled on the CPU, and fewer tile borders are faster and better
 
@@ -87,8 +88,8 @@ def accelerate_models(
     """Copies of the prior and the network, prepared for `device`.
 
     dtype: "auto" is the fastest precision that agrees with float32 (on CUDA; elsewhere it is float32)
-    compile: None compiles on CUDA after so many calls that it pays, if a compiler is available; True compiles at
-        once; on the CPU compiling gains too little and is refused
+    compile: None compiles on CUDA after so many calls that it pays, if a compiler is available (with DDC_KERNELS=1 it
+        records CUDA graphs instead); True compiles at once; on the CPU compiling gains too little and is refused
     autotune: let the compiler search for faster kernels, which takes minutes more
     batch: pictures at once; None chooses by the card's memory (1 without a card)
     size: the height and width that compiled networks are made for; other sizes run uncompiled
@@ -109,18 +110,20 @@ def accelerate_models(
     chosen = choose_dtype(prior, network, device, size) if dtype == "auto" else getattr(torch, dtype)
     fast = rewrap(prior, network, partial(FastUNet, device=device, dtype=chosen, size=size))
     batch = batch or choose_batch(*fast, device, size)
-    patience = PATIENCE if compile is None else 0
-    if compile is None:
-        compile = can_compile()
-        if not compile:
+    graphs, patience = compile is None and not autotune and experimental(), 0
+    if compile is None and not autotune:
+        patience = GRAPH_PATIENCE if graphs else PATIENCE
+        if not can_compile():
             logger.info("Triton or a C compiler is missing: the fast path runs without torch.compile")
-    if compile:
+        compile = can_compile() and not graphs
+    if compile or autotune:
         prepare_compiler()
-        for part in fast:
-            if part is not None and isinstance(part.unet, FastUNet):
-                part.unet.sizes = tuple(sorted({1, batch}))
-                part.unet.autotune, part.unet.patience = autotune, patience
-    return FastModels(*fast, chosen, batch, compile)
+    for part in fast:
+        if part is not None and isinstance(part.unet, FastUNet):
+            unet = part.unet
+            unet.graphs, unet.patience = graphs, patience
+            unet.sizes, unet.autotune = tuple(sorted({1, batch})) if compile or autotune else (), autotune
+    return FastModels(*fast, chosen, batch, bool(compile or autotune))
 
 
 def accelerate_latents(
@@ -145,83 +148,6 @@ def cpu_unet(unet: nn.Module) -> nn.Module:
             block.folded = True
     fast.channels_last = True  # type: ignore[assignment]
     return fast
-
-
-class FastUNet(nn.Module):
-    """A U-Net for a GPU and one precision, channels last.
-
-    It can be compiled for the batch sizes in `sizes` and pictures of `size`, after `patience` calls.
-    """
-
-    def __init__(
-        self, unet: nn.Module, device: torch.device, dtype: torch.dtype = torch.float32, size: int = TRAINED_SIZE
-    ) -> None:
-        super().__init__()
-        self.config = unet.config
-        self.size_multiple = unet_size_multiple(unet)
-        self.dtype, self.size = dtype, size
-        self.sizes: tuple[int, ...] = ()
-        self.autotune, self.patience = False, 0
-        self._compiled: dict[tuple[int, bool], Callable[[Tensor, Tensor], Tensor]] = {}
-        module = copy.deepcopy(unet).to(device=device, dtype=dtype).eval().requires_grad_(False)
-        self.module = write_out_norms(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def forward(self, x: Tensor, times: Tensor) -> Tensor:
-        x = x.to(self.dtype).contiguous(memory_format=torch.channels_last)
-        if not self.sizes or tuple(x.shape[-2:]) != (self.size, self.size):
-            return run_unet(self.module, x, times)
-        if self.patience > 0:  # a few pictures are restored before compiling pays
-            self.patience -= 1
-            return run_unet(self.module, x, times)
-        if torch.is_grad_enabled() and x.requires_grad:
-            return self._call(len(x), grad=True)(x, times)
-        times = times.expand(len(x))
-        parts = []
-        for start, stop, size in chunks(len(x), self.sizes):
-            part, at = x[start:stop], times[start:stop]
-            if stop - start < size:
-                index = torch.arange(size, device=x.device).clamp(max=stop - start - 1)
-                part, at = part[index], at[index]
-            part = part.contiguous(memory_format=torch.channels_last)
-            parts.append(self._call(size)(part, at.contiguous())[: stop - start])
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-    def _call(self, size: int, grad: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
-        """The network compiled for batches of this size."""
-        if (size, grad) not in self._compiled:
-            # from here on there is enough work to pay for a search among convolutions, seconds for each size
-            torch.backends.cudnn.benchmark = True
-            graphs = size <= CUDA_GRAPH_BATCH and not grad
-            if self.autotune:
-                mode = "max-autotune" if graphs else "max-autotune-no-cudagraphs"
-            else:
-                mode = "reduce-overhead" if graphs else "default"
-            logger.warning("compiling for batches of %d: minutes the first time, seconds afterwards", size)
-            compiled = torch.compile(partial(run_unet, self.module), mode=mode, dynamic=False)
-
-            def call(x: Tensor, times: Tensor) -> Tensor:
-                with torch.no_grad():
-                    torch.compiler.cudagraph_mark_step_begin()
-                    out = compiled(x, times)
-                    return out.clone() if graphs else out  # the graph's own memory is written again next time
-
-            self._compiled[size, grad] = compiled if grad else call
-        return self._compiled[size, grad]
-
-
-def chunks(n: int, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Cut n images into (start, stop, size) of compiled sizes.
-
-    A rest that fills half of the largest size is padded to it, which costs less than one at a time.
-    """
-    small, large = min(sizes), max(sizes)
-    start = 0
-    while start < n:
-        left = n - start
-        size = large if left >= large or (2 * left >= large and left > small) else small
-        stop = min(n, start + size)
-        yield start, stop, size
-        start = stop
 
 
 def choose_dtype(prior: Prior, network: DataConsistency | None, device: torch.device, size: int = 256) -> torch.dtype:
@@ -287,13 +213,6 @@ def cpu_threads() -> int:
         if limit != "max":
             allowed = min(allowed, max(1, round(int(limit) / int(period))))
     return min(torch.get_num_threads(), allowed)
-
-
-def can_compile() -> bool:
-    """torch.compile for CUDA needs Triton, and Triton a C compiler."""
-    from torch.utils._triton import has_triton
-
-    return has_triton() and any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))
 
 
 def prepare_compiler() -> None:

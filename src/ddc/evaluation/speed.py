@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddc.cuda import FastUNet, can_compile, experimental
 from ddc.errors import UserError
-from ddc.fast import agreement, can_compile, default_tile, pick_device, probe, rewrap
+from ddc.fast import agreement, default_tile, pick_device, probe, rewrap
 from ddc.jobs import is_out_of_memory
 from ddc.networks import PRESETS, build_network, network_config, run_unet, unet_size_multiple
 from ddc.noise import Noise
@@ -38,7 +39,7 @@ TASK, SIGMA_Y = "sr4", 0.05
 # kinds of kernels, by parts of their names; the first that fits
 KERNELS = (
     ("attention", ("flash", "fmha", "attention")),
-    ("fused normalisation and elementwise", ("triton",)),
+    ("fused normalisation and elementwise", ("triton", "_sum_parts", "_finish", "_normalise")),
     ("convolution", ("conv", "fprop", "implicit_gemm", "xmma", "cudnn", "winograd")),
     ("matrix product", ("gemm", "nvjet", "cutlass", "::mm", "::bmm", "::addmm", "matmul", "einsum")),
     ("copies", ("copy", "memcpy", "memset", "contiguous", "::cat", "clone")),
@@ -65,8 +66,10 @@ class BenchSettings:
     """Repeats of each measurement, whose median is taken; by default 3 on the CPU and 11 elsewhere."""
     minutes: float = 20.0
     """Start nothing new after this many minutes."""
+    compile: bool = False
+    """With DDC_KERNELS=1: compile the networks with torch.compile on CUDA instead of recording CUDA graphs."""
     autotune: bool = False
-    """Let the compiler search for faster kernels."""
+    """Compile, and let the compiler search for faster kernels."""
     solvers: bool = True
     """Measure the other solvers as well."""
     training: int = 0
@@ -84,14 +87,12 @@ class BenchSettings:
                 raise UserError(f"{name} must be whole numbers from 1 on, not {getattr(self, name)}")
 
 
-def random_models(prior: str, network: str) -> tuple[Prior, DataConsistency]:
+def random_models(prior: str, network: str, device: str = "cpu") -> tuple[Prior, DataConsistency]:
     """The networks of two presets with random weights, none of them zero."""
-    unet = build_network(PRESETS["prior"][prior])
     config = scheduler_config(learned_variance=PRESETS["prior"][prior]["out_channels"] == 6)
-    made = (
-        Prior(unet, schedule_from_config(config), scheduler_config=config),
-        DataConsistency.from_config(network),
-    )
+    with torch.device(device):
+        unet, consistency = build_network(PRESETS["prior"][prior]), DataConsistency.from_config(network)
+    made = Prior(unet, schedule_from_config(config), scheduler_config=config), consistency
     for model in made:
         for parameter in model.eval().requires_grad_(False).parameters():
             if not parameter.any():
@@ -178,13 +179,17 @@ class Bench:
         self.plain = RestorationPipeline(*self.eager(plain), self.folder)
         self.plain.device = self.device
         started = time.monotonic()
-        self.compiled = self.cuda and can_compile()
+        chosen = self.settings.compile or self.settings.autotune or not experimental()
+        self.compiled = self.cuda and can_compile() and chosen
         self.fast = RestorationPipeline(self.prior, self.network, self.folder, self.settings.size).to(
             self.device,
             compile=self.compiled or None,
-            autotune=self.settings.autotune,
+            autotune=self.compiled and self.settings.autotune,
             batch=max(self.batches) if self.settings.batches else None,
         )
+        for part in (self.fast.prior, self.fast.network):
+            if part is not None and isinstance(part.unet, FastUNet):
+                part.unet.patience = 0
         self.ways = {"plain": self.plain, "fast": self.fast}
         self.dtypes = {"plain": plain, "fast": getattr(self.fast.prior.unet, "dtype", torch.float32)}
         self.results["fast"] = {
