@@ -12,18 +12,20 @@ from torch import nn
 from ddc.cuda import FastUNet, chunks
 from ddc.errors import UserError
 from ddc.fast import (
+    SteadyNorm,
     WinogradConv2d,
     _helpers,
     accelerate_models,
     agreement,
     choose_dtype,
     cpu_threads,
+    cpu_unet,
     prepare_compiler,
     probe,
     transform_kernel,
     winograd,
 )
-from ddc.networks import CompactUNet
+from ddc.networks import CompactUNet, GroupNorm, run_unet
 from ddc.operators import Denoise
 from ddc.priors import DataConsistency, Prior, Schedule
 
@@ -79,6 +81,34 @@ def test_the_cpu_path_predicts_the_same(t: int | torch.Tensor) -> None:
     slow, known = network.consistent(measured, x, t)
     assert torch.allclose(slow, fast.network.consistent(measured, x, t, known)[0], atol=1e-4)
     assert not torch.allclose(slow, x, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["compact", "diffusers"])
+def test_the_cpu_path_does_not_depend_on_the_number_of_threads(kind: str) -> None:
+    unet = cpu_unet(models()[0].unet if kind == "compact" else diffusers_prior().unet)
+    x = torch.randn(1, 3, 72, 64, generator=torch.Generator().manual_seed(2))
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            with torch.inference_mode():
+                results.append(run_unet(unet, x, 500))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_steady_normalisation_is_exact(layout: torch.memory_format) -> None:
+    norm = randomise(GroupNorm(8, 32))
+    x = (5 + torch.randn(2, 32, 13, 21, generator=torch.Generator().manual_seed(3))).to(memory_format=layout)
+    exact = F.group_norm(x.double(), 8, norm.weight.double(), norm.bias.double(), norm.eps)
+    norm.__class__ = SteadyNorm
+    with torch.no_grad():
+        steady = norm(x)
+    assert (steady - exact).abs().max() < 1e-5
+    given = x.clone().requires_grad_()  # gradients take PyTorch's own
+    assert torch.autograd.grad(norm(given).square().sum(), given)[0].abs().max() > 0
 
 
 def test_the_cpu_path_takes_diffusers_networks() -> None:

@@ -24,7 +24,7 @@ from ddc.cuda import FastUNet, can_compile, experimental
 from ddc.errors import UserError
 from ddc.images import to_unit
 from ddc.latents import LatentPrior
-from ddc.networks import ResidualBlock, run_unet
+from ddc.networks import GroupNorm, ResidualBlock, run_unet, write_out_norms
 from ddc.noise import Noise
 from ddc.perceptual import cache_folder
 from ddc.priors import DataConsistency, Prior
@@ -88,8 +88,8 @@ def accelerate_models(
     """Copies of the prior and the network, prepared for `device`.
 
     dtype: "auto" is the fastest precision that agrees with float32 (on CUDA; elsewhere it is float32)
-    compile: None compiles on CUDA after so many calls that it pays, if a compiler is available (with DDC_KERNELS=1 it
-        records CUDA graphs instead); True compiles at once; on the CPU compiling gains too little and is refused
+    compile: None compiles on CUDA after so many calls that it pays, if a compiler is available; True compiles at once;
+        with DDC_KERNELS=1, other than True records CUDA graphs; on the CPU compiling gains too little and is refused
     autotune: let the compiler search for faster kernels, which takes minutes more
     batch: pictures at once; None chooses by the card's memory (1 without a card)
     size: the height and width that compiled networks are made for; other sizes run uncompiled
@@ -110,12 +110,14 @@ def accelerate_models(
     chosen = choose_dtype(prior, network, device, size) if dtype == "auto" else getattr(torch, dtype)
     fast = rewrap(prior, network, partial(FastUNet, device=device, dtype=chosen, size=size))
     batch = batch or choose_batch(*fast, device, size)
-    graphs, patience = compile is None and not autotune and experimental(), 0
-    if compile is None and not autotune:
-        patience = GRAPH_PATIENCE if graphs else PATIENCE
+    graphs, patience = not compile and not autotune and experimental(), 0
+    if graphs:
+        patience = GRAPH_PATIENCE
+    elif compile is None and not autotune:
+        patience = PATIENCE
         if not can_compile():
             logger.info("Triton or a C compiler is missing: the fast path runs without torch.compile")
-        compile = can_compile() and not graphs
+        compile = can_compile()
     if compile or autotune:
         prepare_compiler()
     for part in fast:
@@ -137,15 +139,20 @@ def accelerate_latents(
 
 
 def cpu_unet(unet: nn.Module) -> nn.Module:
-    """A copy of a U-Net with faster convolutions, in channels last. Gradients take the plain convolutions.
+    """A copy of a U-Net with faster convolutions and normalisations, in channels last. Gradients take the plain ones.
 
-    Its parameters are shared with the given network, because Winograd's kernels need memory of their own.
+    Its result does not depend on the number of threads. Its parameters are shared with the given network, because
+    Winograd's kernels need memory of their own.
     """
     shared = {id(p): p for p in unet.parameters() if (p.device.type, p.dtype) == ("cpu", torch.float32)}
-    fast = with_winograd(copy.deepcopy(unet, shared).cpu().float()).eval()
+    fast = with_winograd(write_out_norms(copy.deepcopy(unet, shared).cpu().float())).eval()
     for block in fast.modules():
         if isinstance(block, ResidualBlock):
             block.folded = True
+        elif type(block) is GroupNorm:
+            block.__class__ = SteadyNorm
+        elif type(block) is nn.Conv2d and block.kernel_size == (1, 1) == block.stride and block.groups == 1:
+            block.__class__ = PixelwiseConv
     fast.channels_last = True  # type: ignore[assignment]
     return fast
 
@@ -276,6 +283,37 @@ def with_winograd(module: nn.Module) -> nn.Module:
     for name, child in module.named_children():
         setattr(module, name, with_winograd(child))
     return module
+
+
+class SteadyNorm(GroupNorm):
+    """A normalisation that sums each row of a picture by itself, then the rows in float64: PyTorch's own splits a picture
+    among its threads, and is less exact and slower."""
+
+    def normalise(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if x.ndim != 4 or (x.device.type, x.dtype) != ("cpu", torch.float32) or torch.is_grad_enabled():
+            return super().normalise(x, weight, bias)
+        pixels = x.permute(0, 2, 3, 1).contiguous()  # (B, H, W, C)
+        squares = torch.mul(pixels, pixels, out=_buffer("squares", *pixels.shape))
+        by_group = (len(x), self.num_groups, -1)
+        count = x[0].numel() // self.num_groups
+        one = torch.ones(1, x.shape[-1])
+        mean, square = (  # a product with 1 for each row, which no thread shares with another
+            (one @ part).double().sum((1, 2)).view(by_group).sum(2, keepdim=True) / count for part in (pixels, squares)
+        )
+        inverse = ((square - mean.square()).clamp(min=0) + self.eps).rsqrt()
+        product = inverse * weight.view(1, *by_group[1:])
+        offset = bias.view(1, *by_group[1:]) - mean * product
+        shape = (len(x), 1, 1, x.shape[1])
+        return torch.addcmul(offset.float().view(shape), pixels, product.float().view(shape)).permute(0, 3, 1, 2)
+
+
+class PixelwiseConv(nn.Conv2d):
+    """A 1×1 convolution as a product of matrices, whose sums do not depend on the number of threads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu" or torch.is_grad_enabled():
+            return super().forward(x)
+        return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 
 class WinogradConv2d(nn.Module):

@@ -224,8 +224,7 @@ class ResidualBlock(nn.Module):
         scale, shift = self.time(emb)[0].chunk(2)
         h = self.conv1(F.silu(self.norm1(x), inplace=inplace))
         weight, bias = self.norm2.weight * (1 + scale), self.norm2.bias * (1 + scale) + shift
-        h = F.group_norm(h, self.norm2.num_groups, weight, bias, self.norm2.eps)
-        h = self.conv2(F.silu(h, inplace=inplace))
+        h = self.conv2(F.silu(self.norm2.normalise(h, weight, bias), inplace=inplace))
         return h.add_(x) if inplace else x + h
 
 
@@ -253,7 +252,7 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
         if not torch.compiler.is_compiling():
-            h = super().forward(x)
+            h = self.normalise(x, self.weight, self.bias)
             return h if scale is None or shift is None else h * scale + shift
         batch, channels = x.shape[:2]
         wide, pixels = x.float(), tuple(range(2, x.ndim))
@@ -269,6 +268,9 @@ class GroupNorm(nn.GroupNorm):
         if scale is not None and shift is not None:
             product, offset = product * scale, offset * scale + shift
         return (wide * product + offset).to(x.dtype)
+
+    def normalise(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.group_norm(x, self.num_groups, weight, bias, self.eps)
 
 
 def write_out_norms(module: nn.Module) -> nn.Module:
@@ -290,9 +292,8 @@ def _packed(x: Tensor) -> Tensor:
 
 def sinusoidal(t: Tensor, dim: int) -> Tensor:
     """The usual sine and cosine embedding of t (B,) → (B, dim), in float32."""
-    half = dim // 2
-    steps = torch.arange(half, device=t.device, dtype=torch.float32)
-    angles = t.float()[:, None] * torch.exp(-math.log(10000.0) * steps / half)[None]
+    steps = torch.arange(dim // 2, device=t.device, dtype=torch.float32)
+    angles = t.float()[:, None] * torch.exp(-math.log(10000.0) * steps / (dim // 2))[None]
     return torch.cat([angles.cos(), angles.sin()], dim=1)
 
 

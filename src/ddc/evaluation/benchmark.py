@@ -363,14 +363,14 @@ def evaluate(
 
 def device_options(options: EvaluationOptions) -> dict[str, Any]:
     """The arguments of `RestorationPipeline.to`."""
-    from ddc.cuda import can_compile, experimental
+    if options.compile:
+        from ddc.cuda import can_compile
 
-    if options.compile and not can_compile():
-        raise UserError("--compile needs a CUDA device, Triton and a C compiler. Leave it out")
+        if not can_compile():
+            raise UserError("--compile needs a CUDA device, Triton and a C compiler. Leave it out")
     torch.backends.cudnn.benchmark = True
     dtype = DTYPES[options.precision]
-    compile = None if experimental() and not options.compile else options.compile
-    return {"device": options.device, "dtype": dtype, "compile": compile, "batch": options.batch_size}
+    return {"device": options.device, "dtype": dtype, "compile": options.compile, "batch": options.batch_size}
 
 
 class Measuring:
