@@ -2,7 +2,7 @@
 
 import base64
 import io
-import math
+import shutil
 import struct
 import zlib
 from collections.abc import Iterator
@@ -12,19 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image, ImageCms
 from skimage import data
 
 from chromium import CHROMIUM, Page, chromium, served
 from ddc.errors import UserError
-from ddc.images import from_uint8, to_unit
 from ddc.onnx import winograd
 from ddc.onnx.export import round_weights
-from ddc.operators.inpaint import Denoise
-from ddc.tiling import plan, restore_by_tiles
+from ddc.pipeline import RestorationPipeline
 from ddc.web.site import find_runtime, write_site
-from tiny import tiny_posterior
+from tiny import tiny_network, tiny_posterior
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this computer")
@@ -33,13 +30,16 @@ SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         runtime = find_runtime(None)
     except UserError as error:
         pytest.skip(str(error))
     root = tmp_path_factory.mktemp("site")
-    tiny_posterior().save_pretrained(root / "model" / "posterior")
+    network = tiny_network()
+    network.unet.load_state_dict(round_weights(network.unet.state_dict(), "8bit")[1])
+    network.save_pretrained(root / "model" / "network")
+    shutil.copytree(tiny_model / "prior", root / "model" / "prior")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(winograd, "MIN_CHANNELS", 8)  # as in a large network
         write_site(root / "page", root / "model", runtime, "8bit", SIDE)
@@ -105,27 +105,26 @@ def test_the_page_is_isolated_and_calls_nobody(page: Page) -> None:
     assert any("Content Security Policy" in message for message in page.messages)
 
 
-def test_tiles_are_those_of_the_core(page: Page, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "sigma", "form", "most"),
+    [
+        ("denoise", 0.1, {"kind": "noise"}, 1.0),
+        ("sr2", 0.0, {"kind": "size", "scale": 2}, 1.0),
+        ("gauss1.5", 0.01, {"kind": "blur", "shape": "soft", "blur": 1.5}, 4.0),
+        ("disc1.5", 0.01, {"kind": "blur", "shape": "disc", "blur": 1.5}, 4.0),
+    ],
+)
+def test_tiles_are_those_of_the_core(
+    page: Page, folder: Path, task: str, sigma: float, form: dict[str, Any], most: float
+) -> None:
+    """Of a blurred picture, the core also looks at what surrounds a tile."""
     pixels = np.ascontiguousarray(data.astronaut()[100:212, 150:320])
     said = chosen(page, written(folder, "clean.png", pixels))
     assert "170 × 112 pixels" in said and "no noticeable noise" in said
-    ours = restored(page, kind="noise", sigma=0.1)
-
-    denoiser, x = tiny_posterior(), from_uint8(torch.from_numpy(pixels.copy()).permute(2, 0, 1))[None]
-    denoiser.unet.load_state_dict(round_weights(denoiser.unet.state_dict(), "8bit")[1])
-
-    def solve(windows: list[Any]) -> torch.Tensor:
-        parts = []
-        for top, left, height, width in windows:
-            y, theta = x[..., top : top + height, left : left + width], torch.full((1, 1, 1, 1), math.pi / 2)
-            with torch.no_grad():
-                x0, _ = denoiser((Denoise(), y, torch.full((1, 1, 1, 1), 0.2)), torch.zeros_like(y), theta)
-            parts.append(x0.clamp(-1, 1))
-        return torch.stack(parts)
-
-    whole = restore_by_tiles(plan((112, 170), SIDE, 8, 1), (112, 170), 1, solve)
-    theirs = to_unit(whole)[0].permute(1, 2, 0).numpy() * 255
-    assert np.abs(ours - theirs).max() <= 1
+    ours = restored(page, sigma=sigma, **form)
+    pipe = RestorationPipeline.from_pretrained(folder / "model")
+    theirs = pipe(folder / "clean.png", task, sigma=sigma, solver="one-pass", tile=SIDE).picture.pixels * 255
+    assert np.abs(ours - theirs).max() <= most
 
 
 @pytest.mark.parametrize(
@@ -235,6 +234,16 @@ def test_without_threads_it_says_so_and_works(page: Page, folder: Path) -> None:
     page.send("Network.setBypassServiceWorker", bypass=False)
     page.run(f"{text('engine')} = ''; location.reload()")
     page.wait(f"{text('engine')}.startsWith('Ready') && crossOriginIsolated")
+
+
+def test_a_posterior_network_works_as_well(folder: Path) -> None:
+    tiny_posterior().save_pretrained(folder / "other" / "posterior")
+    write_site(folder / "other-page", folder / "other", None, "8bit", SIDE)
+    with served(folder / "other-page") as server, chromium() as page:
+        page.send("Page.navigate", url=f"http://127.0.0.1:{server.server_port}/")
+        page.wait(f"{text('engine')}.startsWith('Ready')")
+        chosen(page, folder / "clean.png")
+        assert restored(page, kind="noise", sigma=0.1).shape == (112, 170, 3)
 
 
 def test_it_works_without_a_connection(page: Page, folder: Path, server: ThreadingHTTPServer) -> None:
