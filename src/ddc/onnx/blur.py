@@ -13,6 +13,7 @@ from ddc.operators.blur import GaussianBlur, KernelBlur, fast_length, reflect
 from ddc.operators.border import FINEST, ITERATIONS
 
 KERNEL = 33  # taps of the kernel that a blur takes; smaller ones are padded with zeros
+PART = 48  # terms of a sum
 BEYOND = 64  # pixels of the scene that lie beyond a picture, on both sides together
 
 
@@ -83,6 +84,19 @@ def _mirrored(c: Tensor, dim: int) -> Tensor:
     return c.index_select(dim, -torch.arange(c.shape[dim]) % c.shape[dim])
 
 
+def _along_both(matrix: Tensor, x: Tensor) -> Tensor:
+    """M x Mᵀ. Long sums are added in parts, because conjugate gradients amplify their rounding errors."""
+    parts = [slice(start, start + PART) for start in range(0, matrix.shape[1], PART)]
+    rows = _total([matrix[:, part] @ x[..., part, :] for part in parts])
+    return _total([rows[..., part] @ matrix[:, part].mT for part in parts])
+
+
+def _total(terms: list[Tensor]) -> Tensor:
+    while len(terms) > 1:
+        terms = [sum(terms[first + 1 : first + 2], terms[first]) for first in range(0, len(terms), 2)]
+    return terms[0]
+
+
 class MatrixBlur(KernelBlur):
     """KernelBlur with Hartley transforms, which are matrix products, in place of FFTs."""
 
@@ -97,10 +111,10 @@ class MatrixBlur(KernelBlur):
         self.filter = Filter.of_kernel(kernel, length)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inside.mT @ self.filter(self.reflected @ x @ self.reflected.mT) @ self.inside
+        return _along_both(self.inside.mT, self.filter(_along_both(self.reflected, x)))
 
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
-        return self.reflected.mT @ self.filter.adjoint()(self.inside @ y @ self.inside.mT) @ self.reflected
+        return _along_both(self.reflected.mT, self.filter.adjoint()(_along_both(self.inside, y)))
 
     def keep_known(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
         return x  # pictures of 8 bits are not exact
