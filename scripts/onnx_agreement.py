@@ -20,8 +20,8 @@ from ddc.evaluation.benchmark import load_images
 from ddc.fast import cpu_unet
 from ddc.images import to_internal, to_unit
 from ddc.noise import Noise, derive_seed
-from ddc.onnx.export import one_pass_network, round_weights
 from ddc.onnx.blur import KERNEL, singular_vectors
+from ddc.onnx.export import one_pass_network, round_weights
 from ddc.onnx.restorations import SinglePass
 from ddc.operators.base import Operator
 from ddc.operators.blur import GaussianBlur, KernelBlur, motion_kernel

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, ImageCms
 from skimage import data
 
-from chromium import CHROMIUM, Page, chromium, served
+from chromium import CHROMIUM, SOFTWARE_WEBGPU, Page, chromium, served
 from ddc.errors import UserError
 from ddc.onnx import winograd
 from ddc.onnx.export import round_weights
@@ -234,6 +234,22 @@ def test_without_threads_it_says_so_and_works(page: Page, folder: Path) -> None:
     page.send("Network.setBypassServiceWorker", bypass=False)
     page.run(f"{text('engine')} = ''; location.reload()")
     page.wait(f"{text('engine')}.startsWith('Ready') && crossOriginIsolated")
+
+
+def test_webgpu_makes_the_same_pictures(folder: Path, server: ThreadingHTTPServer) -> None:
+    """With the adapter that Chromium computes in software."""
+    pictures = []
+    with chromium(*SOFTWARE_WEBGPU) as page:
+        for engine in ("webgpu", "wasm"):
+            page.send("Page.navigate", url=f"http://127.0.0.1:{server.server_port}/?{engine}#{engine}")
+            said = page.wait(f"{text('engine')}.startsWith('Ready') && {text('engine')}")
+            if engine == "webgpu" and "WebGPU" not in said:
+                pytest.skip("this Chromium has no software adapter for WebGPU")
+            chosen(page, folder / "dropped.png")
+            forms = ({"kind": "noise"}, {"kind": "size"}, *({"kind": "blur", "shape": shape} for shape in ("soft", "line")))
+            pictures.append([restored(page, sigma=0.02, **form).astype(int) for form in forms])
+            assert engine.lower() in page.run(text("summary")).lower().replace("webassembly", "wasm")
+    assert all(np.abs(ours - theirs).max() <= 1 for ours, theirs in zip(*pictures, strict=True))
 
 
 def test_a_posterior_network_works_as_well(folder: Path) -> None:

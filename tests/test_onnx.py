@@ -16,10 +16,10 @@ from ddc.images import ROUNDING_8_BIT, to_internal, to_unit
 from ddc.noise import Noise
 from ddc.operators.base import Operator
 from ddc.operators.blur import GaussianBlur, KernelBlur, motion_kernel
+from ddc.operators.border import extrapolate_border
 from ddc.operators.inpaint import Denoise, Inpaint, random_mask
 from ddc.operators.jpeg import CHROMA, JPEG, LUMA, quantisation
 from ddc.operators.superres import Bicubic
-from ddc.operators.border import extrapolate_border
 from ddc.priors import DataConsistency
 from ddc.problems import Problem
 from ddc.solvers.base import Run
@@ -105,7 +105,9 @@ FAMILIES: dict[str, tuple[Operator, dict[str, Tensor]]] = {
 @pytest.mark.parametrize("sigma_y", [0.0, 0.05])
 def test_a_graph_restores_as_pytorch_does(model: Path, graphs: Path, name: str, sigma_y: float) -> None:
     operator, given = FAMILIES[name]
-    sigma_y = max(sigma_y, ROUNDING_8_BIT) if name in ("blur", "gauss") else sigma_y  # the graph takes no blurred picture as exact
+    sigma_y = (
+        max(sigma_y, ROUNDING_8_BIT) if name in ("blur", "gauss") else sigma_y
+    )  # the graph takes no blurred picture as exact
     side = SIDE // operator.scale * operator.scale
     conditions = torch.linspace(0, 0.5, 9).view(1, 9)
     y = operator(to_internal(pictures(2, side)))

@@ -31,15 +31,16 @@ class Filter(NamedTuple):
         sides = [_angles(length, torch.arange(taps) - taps // 2) for taps in kernel.shape]
         (rows_cos, rows_sin), (cos, sin) = ((angle.cos().float(), angle.sin().float()) for angle in sides)
         return cls(
-            rows_cos @ kernel @ cos.mT, rows_sin @ kernel @ cos.mT, rows_cos @ kernel @ sin.mT, rows_sin @ kernel @ sin.mT
+            rows_cos @ kernel @ cos.mT,
+            rows_sin @ kernel @ cos.mT,
+            rows_cos @ kernel @ sin.mT,
+            rows_sin @ kernel @ sin.mT,
         )
 
     @classmethod
-    def of_spectrum(cls, real: Tensor, imaginary: Tensor | None = None) -> Self:
+    def of_spectrum(cls, real: Tensor, imaginary: Tensor) -> Self:
         """The filter that multiplies the Fourier transform by this spectrum."""
-        turned = _mirrored(real, -1)
-        imaginary = torch.zeros_like(real) if imaginary is None else imaginary
-        back = _mirrored(imaginary, -1)
+        turned, back = _mirrored(real, -1), _mirrored(imaginary, -1)
         return cls((real + turned) / 2, (imaginary + back) / -2, (back - imaginary) / 2, (turned - real) / 2)
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
@@ -182,9 +183,7 @@ class Border(nn.Module):
         guess, explained = (self.inside.mT @ part @ self.inside + mean for part in (scene, blurred))
         return to_unit(operator(guess) + known * (y - explained), clip=False)
 
-    def scene(
-        self, y: Tensor, sigma: Tensor, blur: Filter, rows: Tensor, columns: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def scene(self, y: Tensor, sigma: Tensor, blur: Filter, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """The coefficients of the most probable scene, and of its blur, as in `extrapolate_border`."""
         above, beside = ((self.inside * side) @ self.inside.mT for side in (rows, columns))
         measured = self.inside @ y @ self.inside.mT
