@@ -328,9 +328,15 @@ document.ondragleave = () => get("drop").classList.remove("over");
 document.ondrop = (event) => {
   event.preventDefault();
   get("drop").classList.remove("over");
-  take(event.dataTransfer.files[0]);
+  takeFirst(event.dataTransfer.files);
 };
-document.onpaste = (event) => take(event.clipboardData.files[0]);
+document.onpaste = (event) => takeFirst(event.clipboardData.files);
+
+async function takeFirst(files) {
+  const count = files.length; // the list is empty afterwards
+  await take(files[0]);
+  if (count > 1 && picture) get("facts").textContent += ` It is the first of ${count} pictures: the page takes one at a time.`;
+}
 
 start();
 update();
