@@ -20,10 +20,11 @@ from ddc.evaluation.benchmark import load_images
 from ddc.fast import cpu_unet
 from ddc.images import to_internal, to_unit
 from ddc.noise import Noise, derive_seed
+from ddc.onnx.blur import KERNEL, singular_vectors
 from ddc.onnx.export import one_pass_network, round_weights
-from ddc.onnx.restorations import KERNEL, SinglePass
+from ddc.onnx.restorations import SinglePass
 from ddc.operators.base import Operator
-from ddc.operators.blur import KernelBlur, motion_kernel
+from ddc.operators.blur import GaussianBlur, KernelBlur, motion_kernel
 from ddc.operators.inpaint import Denoise, Inpaint, stroke_mask
 from ddc.operators.jpeg import CHROMA, JPEG, LUMA, quantisation
 from ddc.operators.superres import Bicubic
@@ -34,11 +35,13 @@ def families(side: int, number: int) -> dict[str, tuple[Operator, float, dict[st
     line = motion_kernel(9, 20.0 * number)
     rows, columns = ((KERNEL - length) // 2 for length in line.shape)
     line = pad(line, (columns, columns, rows, rows))
+    soft = GaussianBlur(0.5 + 0.15 * number)
     mask, quality = stroke_mask((side, side), number), 5 + 4 * number
     luma, chroma = (quantisation(table)[quality].float() for table in (LUMA, CHROMA))
     return {
         **{f"sr{scale}": (Bicubic(scale), 0.0, {}) for scale in (2, 3, 4, 8)},
-        "blur": (KernelBlur(line), 0.01, {"kernel": line, "known": torch.ones(1, 1, side, side)}),
+        "blur": (KernelBlur(line), 0.01, {"kernel": line}),
+        "gauss": (soft, 0.01, dict(zip("usv", singular_vectors(soft, side), strict=True))),
         "holes": (Inpaint(mask), 0.0, {"mask": mask}),
         "jpeg": (JPEG(quality), 0.0, {"luma": luma, "chroma": chroma}),
         "noise": (Denoise(), 0.02 + 0.01 * number, {}),

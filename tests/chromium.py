@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+SOFTWARE_WEBGPU = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -78,7 +79,7 @@ class Page:
 
 @contextlib.contextmanager
 def chromium(*options: str) -> Iterator[Page]:
-    """A page of a new Chromium, which ends with the block."""
+    """A page of a new Chromium, which ends with the block. Without options it has no graphics card."""
     read_commands, write_commands = os.pipe()
     read_answers, write_answers = os.pipe()
 
@@ -87,8 +88,9 @@ def chromium(*options: str) -> Iterator[Page]:
         os.dup2(103, 3), os.dup2(104, 4)
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
-        command += ["--disable-dev-shm-usage", "--disable-background-networking", f"--user-data-dir={folder}", *options]
+        command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--remote-debugging-pipe"]
+        command += ["--disable-dev-shm-usage", "--disable-background-networking", f"--user-data-dir={folder}"]
+        command += options or ["--disable-gpu"]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         process = subprocess.Popen(command, close_fds=False, preexec_fn=pipes, **quiet)  # type: ignore[call-overload]
         os.close(read_commands), os.close(write_answers)

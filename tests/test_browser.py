@@ -2,7 +2,7 @@
 
 import base64
 import io
-import math
+import shutil
 import struct
 import zlib
 from collections.abc import Iterator
@@ -12,19 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image, ImageCms
 from skimage import data
 
-from chromium import CHROMIUM, Page, chromium, served
+from chromium import CHROMIUM, SOFTWARE_WEBGPU, Page, chromium, served
 from ddc.errors import UserError
-from ddc.images import from_uint8, to_unit
-from ddc.onnx import winograd
+from ddc.onnx import export, winograd
 from ddc.onnx.export import round_weights
-from ddc.operators.inpaint import Denoise
-from ddc.tiling import plan, restore_by_tiles
+from ddc.onnx.restorations import restorations
+from ddc.pipeline import RestorationPipeline
 from ddc.web.site import find_runtime, write_site
-from tiny import tiny_posterior
+from tiny import tiny_network, tiny_posterior
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this computer")
@@ -33,13 +31,16 @@ SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         runtime = find_runtime(None)
     except UserError as error:
         pytest.skip(str(error))
     root = tmp_path_factory.mktemp("site")
-    tiny_posterior().save_pretrained(root / "model" / "posterior")
+    network = tiny_network()
+    network.unet.load_state_dict(round_weights(network.unet.state_dict(), "8bit")[1])
+    network.save_pretrained(root / "model" / "network")
+    shutil.copytree(tiny_model / "prior", root / "model" / "prior")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(winograd, "MIN_CHANNELS", 8)  # as in a large network
         write_site(root / "page", root / "model", runtime, "8bit", SIDE)
@@ -105,27 +106,28 @@ def test_the_page_is_isolated_and_calls_nobody(page: Page) -> None:
     assert any("Content Security Policy" in message for message in page.messages)
 
 
-def test_tiles_are_those_of_the_core(page: Page, folder: Path) -> None:
-    pixels = np.ascontiguousarray(data.astronaut()[100:212, 150:320])
-    said = chosen(page, written(folder, "clean.png", pixels))
-    assert "170 × 112 pixels" in said and "no noticeable noise" in said
-    ours = restored(page, kind="noise", sigma=0.1)
-
-    denoiser, x = tiny_posterior(), from_uint8(torch.from_numpy(pixels.copy()).permute(2, 0, 1))[None]
-    denoiser.unet.load_state_dict(round_weights(denoiser.unet.state_dict(), "8bit")[1])
-
-    def solve(windows: list[Any]) -> torch.Tensor:
-        parts = []
-        for top, left, height, width in windows:
-            y, theta = x[..., top : top + height, left : left + width], torch.full((1, 1, 1, 1), math.pi / 2)
-            with torch.no_grad():
-                x0, _ = denoiser((Denoise(), y, torch.full((1, 1, 1, 1), 0.2)), torch.zeros_like(y), theta)
-            parts.append(x0.clamp(-1, 1))
-        return torch.stack(parts)
-
-    whole = restore_by_tiles(plan((112, 170), SIDE, 8, 1), (112, 170), 1, solve)
-    theirs = to_unit(whole)[0].permute(1, 2, 0).numpy() * 255
-    assert np.abs(ours - theirs).max() <= 1
+@pytest.mark.parametrize(
+    ("task", "sigma", "form", "most"),
+    [
+        ("denoise", 0.1, {"kind": "noise"}, 1.0),
+        ("sr2", 0.0, {"kind": "size", "scale": 2}, 1.0),
+        ("gauss1.5", 0.01, {"kind": "blur", "shape": "soft", "blur": 1.5}, 4.0),
+        ("disc1.5", 0.01, {"kind": "blur", "shape": "disc", "blur": 1.5}, 4.0),
+    ],
+)
+def test_tiles_are_those_of_the_core(
+    page: Page, folder: Path, task: str, sigma: float, form: dict[str, Any], most: float
+) -> None:
+    """Of a blurred picture, the core also looks at what surrounds a tile."""
+    height, width = (64, 90) if form["kind"] == "blur" else (112, 170)  # a blur takes longer
+    pixels = np.ascontiguousarray(data.astronaut()[100 : 100 + height, 150 : 150 + width])
+    path = written(folder, "clean.png" if task == "denoise" else f"{task}.png", pixels)
+    said = chosen(page, path)
+    assert f"{width} × {height} pixels" in said and "no noticeable noise" in said
+    ours = restored(page, sigma=sigma, **form)
+    pipe = RestorationPipeline.from_pretrained(folder / "model")
+    theirs = pipe(path, task, sigma=sigma, solver="one-pass", tile=SIDE).picture.pixels * 255
+    assert np.abs(ours - theirs).max() <= most
 
 
 @pytest.mark.parametrize(
@@ -182,14 +184,16 @@ def test_a_file_is_saved_upright_with_its_profile(page: Page, folder: Path) -> N
 
 def test_a_picture_can_be_dropped(page: Page, folder: Path) -> None:
     small = base64.b64encode(written(folder, "dropped.png", data.coffee()[:20, :30]).read_bytes()).decode()
-    page.run(f"{text('facts')} = ''")
-    page.run(f"""(() => {{
-        const bytes = Uint8Array.from(atob("{small}"), (letter) => letter.charCodeAt(0));
-        const dataTransfer = new DataTransfer();
-        dataTransfer.items.add(new File([bytes], "dropped.png"));
-        document.body.dispatchEvent(new DragEvent("drop", {{ dataTransfer, bubbles: true }}));
-    }})()""")
-    assert "dropped.png, 30 × 20 pixels" in page.wait(f"{text('facts')}.includes('pixels') && {text('facts')}")
+    for count in (1, 2):
+        page.run(f"{text('facts')} = ''")
+        page.run(f"""(() => {{
+            const bytes = Uint8Array.from(atob("{small}"), (letter) => letter.charCodeAt(0));
+            const dataTransfer = new DataTransfer();
+            for (let i = 0; i < {count}; i++) dataTransfer.items.add(new File([bytes], i ? "other.png" : "dropped.png"));
+            document.body.dispatchEvent(new DragEvent("drop", {{ dataTransfer, bubbles: true }}));
+        }})()""")
+        end = "one at a time" if count > 1 else "pixels"
+        assert "dropped.png, 30 × 20 pixels" in page.wait(f"{text('facts')}.includes('{end}') && {text('facts')}")
 
 
 def huge_png() -> bytes:
@@ -212,7 +216,25 @@ def test_bad_files_get_one_sentence(page: Page, folder: Path) -> None:
         (folder / name).write_bytes(content)
         assert message in chosen(page, folder / name)
         assert page.run("document.getElementById('restore').disabled")
+    with (folder / "long.png").open("wb") as file:
+        file.truncate(201_000_000)  # without content, so that it takes no room
+    assert "more than 200 MB" in chosen(page, folder / "long.png")
+    chosen(page, written(folder, "flat.png", np.full((700, 700, 3), 90, np.uint8)))
+    page.run(
+        f"{text('problem')} = ''; document.forms[0].elements.kind.value = 'size'; document.forms[0].elements.scale.value = 8"
+    )
+    page.run("document.forms[0].requestSubmit()")
+    assert "The result would have 31 megapixels" in page.wait(text("problem"))
     assert "no noticeable noise" in chosen(page, folder / "clean.png")  # it stays usable
+    assert restored(page, kind="noise", sigma=0.1).shape == (112, 170, 3)
+
+
+def test_an_old_browser_is_told_so(server: ThreadingHTTPServer) -> None:
+    with chromium() as page:
+        page.send("Page.addScriptToEvaluateOnNewDocument", source="delete globalThis.WebAssembly")
+        page.send("Page.navigate", url=f"http://127.0.0.1:{server.server_port}/")
+        assert "too old" in page.wait(f"{text('engine')}.includes('WebAssembly') && {text('engine')}")
+        assert page.run("document.getElementById('restore').disabled")
 
 
 def test_it_can_be_used_by_keyboard_and_screen_reader_and_on_a_phone(page: Page) -> None:
@@ -235,6 +257,34 @@ def test_without_threads_it_says_so_and_works(page: Page, folder: Path) -> None:
     page.send("Network.setBypassServiceWorker", bypass=False)
     page.run(f"{text('engine')} = ''; location.reload()")
     page.wait(f"{text('engine')}.startsWith('Ready') && crossOriginIsolated")
+
+
+def test_webgpu_makes_the_same_pictures(folder: Path, server: ThreadingHTTPServer) -> None:
+    """With the adapter that Chromium computes in software."""
+    pictures = []
+    with chromium(*SOFTWARE_WEBGPU) as page:
+        for engine in ("webgpu", "wasm"):
+            page.send("Page.navigate", url=f"http://127.0.0.1:{server.server_port}/?{engine}#{engine}")
+            said = page.wait(f"{text('engine')}.startsWith('Ready') && {text('engine')}")
+            if engine == "webgpu" and "WebGPU" not in said:
+                pytest.skip("this Chromium has no software adapter for WebGPU")
+            chosen(page, folder / "dropped.png")
+            forms = ({"kind": "noise"}, {"kind": "blur", "shape": "soft"})
+            pictures.append([restored(page, sigma=0.02, **form).astype(int) for form in forms])
+            assert engine.lower() in page.run(text("summary")).lower().replace("webassembly", "wasm")
+    assert all(np.abs(ours - theirs).max() <= 1 for ours, theirs in zip(*pictures, strict=True))
+
+
+def test_a_posterior_network_works_as_well(folder: Path) -> None:
+    tiny_posterior().save_pretrained(folder / "other" / "posterior")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "restorations", lambda *given: {"noise": restorations(*given)["noise"]})
+        write_site(folder / "other-page", folder / "other", None, "8bit", SIDE)
+    with served(folder / "other-page") as server, chromium() as page:
+        page.send("Page.navigate", url=f"http://127.0.0.1:{server.server_port}/")
+        page.wait(f"{text('engine')}.startsWith('Ready')")
+        chosen(page, folder / "clean.png")
+        assert restored(page, kind="noise", sigma=0.1).shape == (112, 170, 3)
 
 
 def test_it_works_without_a_connection(page: Page, folder: Path, server: ThreadingHTTPServer) -> None:

@@ -15,7 +15,8 @@ from ddc.errors import UserError
 from ddc.images import ROUNDING_8_BIT, to_internal, to_unit
 from ddc.noise import Noise
 from ddc.operators.base import Operator
-from ddc.operators.blur import KernelBlur, motion_kernel
+from ddc.operators.blur import GaussianBlur, KernelBlur, motion_kernel
+from ddc.operators.border import extrapolate_border
 from ddc.operators.inpaint import Denoise, Inpaint, random_mask
 from ddc.operators.jpeg import CHROMA, JPEG, LUMA, quantisation
 from ddc.operators.superres import Bicubic
@@ -23,14 +24,15 @@ from ddc.priors import DataConsistency
 from ddc.problems import Problem
 from ddc.solvers.base import Run
 from ddc.solvers.ddc import OnePass
+from ddc.tiling import Window, own_measurement
 from tiny import small_diffusers, tiny_network, tiny_posterior
 
 pytest.importorskip("onnx", reason="needs the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
 from ddc.onnx import export, winograd  # noqa: E402
+from ddc.onnx.blur import KERNEL, Border, MatrixBlur, singular_vectors  # noqa: E402
 from ddc.onnx.record import Recorder  # noqa: E402
-from ddc.onnx.restorations import KERNEL, MatrixBlur  # noqa: E402
 from ddc.onnx.winograd import with_winograd  # noqa: E402
 
 SIDE = 64
@@ -51,7 +53,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def graphs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("onnx") / "graphs"
     checked = export.export_onnx(model, out, "8bit", SIDE, tell=lambda text: None)
-    assert len(checked) == 9
+    assert len(checked) == 11
     assert all(one.difference <= 1e-4 for one in checked)
     assert all(one.psnr > 30 for one in checked)  # the rounding shows, and is small
     return out
@@ -88,10 +90,11 @@ def centred(kernel: Tensor) -> Tensor:
 
 
 MASK = random_mask((SIDE, SIDE), 0.4, 3)
-LINE = centred(motion_kernel(9, 30))
+LINE, SOFT = centred(motion_kernel(9, 30)), GaussianBlur(1.5)
 FAMILIES: dict[str, tuple[Operator, dict[str, Tensor]]] = {
     **{f"sr{scale}": (Bicubic(scale), {}) for scale in (2, 3, 4, 8)},
-    "blur": (KernelBlur(LINE), {"kernel": LINE, "known": torch.ones(1, 1, SIDE, SIDE)}),
+    "blur": (KernelBlur(LINE), {"kernel": LINE}),
+    "gauss": (SOFT, dict(zip("usv", singular_vectors(SOFT, SIDE), strict=True))),
     "holes": (Inpaint(MASK), {"mask": MASK}),
     "jpeg": (JPEG(35), {"luma": quantisation(LUMA)[35].float(), "chroma": quantisation(CHROMA)[35].float()}),
     "noise": (Denoise(), {}),
@@ -102,7 +105,9 @@ FAMILIES: dict[str, tuple[Operator, dict[str, Tensor]]] = {
 @pytest.mark.parametrize("sigma_y", [0.0, 0.05])
 def test_a_graph_restores_as_pytorch_does(model: Path, graphs: Path, name: str, sigma_y: float) -> None:
     operator, given = FAMILIES[name]
-    sigma_y = max(sigma_y, ROUNDING_8_BIT) if name == "blur" else sigma_y  # the graph takes no blurred picture as exact
+    sigma_y = (
+        max(sigma_y, ROUNDING_8_BIT) if name in ("blur", "gauss") else sigma_y
+    )  # the graph takes no blurred picture as exact
     side = SIDE // operator.scale * operator.scale
     conditions = torch.linspace(0, 0.5, 9).view(1, 9)
     y = operator(to_internal(pictures(2, side)))
@@ -129,18 +134,22 @@ def test_the_blur_by_matrices_is_the_blur() -> None:
     assert torch.allclose(ours.adjoint(x), plain.adjoint(x), atol=1e-5)
 
 
-def test_a_tile_of_a_blurred_picture_does_not_ring(graphs: Path) -> None:
-    """Its border holds what lies beyond it, and `known` says so."""
-    large = pictures(1, 2 * SIDE)
-    tile, truth = KernelBlur(LINE)(large)[..., 32:96, 32:96], large[..., 32:96, 32:96]
-    session = onnxruntime.InferenceSession(str(graphs / "blur.onnx"))
-    found = []
-    for y, reach in ((KernelBlur(LINE)(truth), 0), (tile, 0), (tile, 5)):
-        known = pad(torch.ones(1, 1, SIDE - 2 * reach, SIDE - 2 * reach), [reach] * 4)
-        inputs = {"y": y, "sigma": torch.tensor([0.002]), "kernel": LINE, "known": known}
-        found.append(run(session, **inputs, conditions=torch.zeros(1, 9))[..., 10:-10, 10:-10])
-    alone, ringing, ours = found
-    assert np.abs(ours - alone).mean() < 0.5 * np.abs(ringing - alone).mean()
+def test_the_border_of_a_photograph_is_that_of_the_core(graphs: Path) -> None:
+    """y is a window of a larger scene. Its border is estimated as in the core, also beyond a photograph that is smaller."""
+    scene = to_internal(pictures(1, 2 * SIDE))
+    y = KernelBlur(LINE)(scene)[..., 32:96, 32:96] + 0.02 * torch.randn(1, 3, SIDE, SIDE)
+    session = onnxruntime.InferenceSession(str(graphs / "border.onnx"))
+    inputs = {"y": to_unit(y, clip=False), "sigma": torch.tensor([0.01]), "kernel": LINE}
+    whole, operator = Window(0, 0, SIDE, SIDE), KernelBlur(LINE)
+    guess, explained = extrapolate_border(y, operator, 0.02, (Border(SIDE).length - SIDE) // 2)
+    expected = to_unit(operator(guess) + y - explained, clip=False)
+    ours = run(session, **inputs, rows=torch.ones(SIDE), columns=torch.ones(SIDE))
+    assert np.abs(ours - expected.numpy()).max() < 1e-4
+    core = own_measurement(y, Problem(operator, 0.01), whole, whole, continues=True)  # with less room beyond the border
+    assert np.abs(ours - to_unit(core, clip=False).numpy()).max() < 0.02
+    rows = (torch.arange(SIDE) < 50).float()
+    other = run(session, **inputs, rows=rows, columns=torch.ones(SIDE))
+    assert np.abs(other - ours)[..., :40, :].max() < 0.01 < np.abs(other - ours)[..., 50:, :].max()
 
 
 def test_graphs_share_their_weights(graphs: Path) -> None:
@@ -172,7 +181,7 @@ def test_a_network_of_diffusers(tmp_path: Path) -> None:
     unet = small_diffusers(in_channels=6, out_channels=3, sample_size=SIDE)
     DataConsistency(unet, ("y",)).save_pretrained(tmp_path / "network")
     checked = export.export_onnx(tmp_path, tmp_path / "graphs", "fp32", SIDE, tell=lambda text: None)
-    assert len(checked) == 9 and all(one.difference <= 1e-4 for one in checked)
+    assert len(checked) == 11 and all(one.difference <= 1e-4 for one in checked)
 
 
 def test_half_precision_and_full_precision() -> None:

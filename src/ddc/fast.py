@@ -24,7 +24,7 @@ from ddc.cuda import FastUNet, can_compile, experimental
 from ddc.errors import UserError
 from ddc.images import to_unit
 from ddc.latents import LatentPrior
-from ddc.networks import GroupNorm, ResidualBlock, run_unet, write_out_norms
+from ddc.networks import GroupNorm, ResidualBlock, run_unet
 from ddc.noise import Noise
 from ddc.perceptual import cache_folder
 from ddc.priors import DataConsistency, Prior
@@ -145,11 +145,11 @@ def cpu_unet(unet: nn.Module) -> nn.Module:
     Winograd's kernels need memory of their own.
     """
     shared = {id(p): p for p in unet.parameters() if (p.device.type, p.dtype) == ("cpu", torch.float32)}
-    fast = with_winograd(write_out_norms(copy.deepcopy(unet, shared).cpu().float())).eval()
+    fast = with_winograd(copy.deepcopy(unet, shared).cpu().float()).eval()
     for block in fast.modules():
         if isinstance(block, ResidualBlock):
             block.folded = True
-        elif type(block) is GroupNorm:
+        elif type(block) in (GroupNorm, nn.GroupNorm) and block.affine:
             block.__class__ = SteadyNorm
         elif type(block) is nn.Conv2d and block.kernel_size == (1, 1) == block.stride and block.groups == 1:
             block.__class__ = PixelwiseConv

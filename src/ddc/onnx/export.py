@@ -22,8 +22,9 @@ from ddc.errors import UserError
 from ddc.fast import cpu_unet
 from ddc.images import from_uint8
 from ddc.networks import CompactUNet, read_config, run_unet, sinusoidal, unet_size_multiple
+from ddc.onnx.blur import KERNEL, Border
 from ddc.onnx.record import Recorder
-from ddc.onnx.restorations import KERNEL, SinglePass, restorations
+from ddc.onnx.restorations import SinglePass, restorations
 from ddc.onnx.winograd import with_winograd
 from ddc.pipeline import DEFAULT_MODEL, model_folder
 from ddc.priors import DataConsistency
@@ -118,8 +119,8 @@ def _write(network: Network, folder: Path, dtype: Precision, side: int, for_page
     with (folder / WEIGHTS).open("wb") as file:
         shared = _SharedWeights(file, rounded)
         graphs: dict[str, Any] = {}
-        exact = restorations(SinglePass(unrounded), side)
-        for name, restoration in restorations(one_pass, side).items():
+        exact = restorations(SinglePass(unrounded), side, for_page)
+        for name, restoration in restorations(one_pass, side, for_page).items():
             arguments = restoration.arguments(_photograph(restoration.side), PROBE_NOISE)
             model, expected = _record(restoration, arguments, weights)
             paths = [shared.save(model, folder / f"{name}.onnx")]
@@ -130,6 +131,10 @@ def _write(network: Network, folder: Path, dtype: Precision, side: int, for_page
             error = (exact[name](*arguments.values()) - expected).square().mean().item() if rounded else 0.0
             graphs[name] = {"scale": restoration.scale, "side": restoration.side, "inputs": list(arguments)}
             yield Checked(name, difference, -10 * math.log10(error) if error else math.inf)
+        arguments = (border := Border(side)).arguments(_photograph(side), PROBE_NOISE)
+        model, expected = _record(border, arguments, {})
+        path = shared.save(model, folder / "border.onnx")
+        yield Checked("border", _compare(path, arguments, expected, TOLERANCE[dtype]), math.inf)
         if not for_page:
             arguments = {"x": torch.rand(1, int(ours.unet.config["in_channels"]), side, side)}  # type: ignore[index]
             arguments |= {"conditions": torch.zeros(1, CONDITIONS)} if one_pass.conditional else {}

@@ -208,6 +208,10 @@ def _select(r: Recorder, out: Tensor, x: Tensor, dim: int, index: int) -> str:
     return r.add("Gather", r.of(x), r.constant(np.int64(index)), axis=dim % x.ndim)
 
 
+def _gathered(r: Recorder, out: Tensor, x: Tensor, dim: int, index: Tensor) -> str:
+    return r.add("Gather", r.of(x), r.of(index), axis=dim % x.ndim)
+
+
 def _concatenate(r: Recorder, out: Tensor, parts: Sequence[Tensor], dim: int = 0) -> str:
     return r.add("Concat", *(r.of(part) for part in parts), axis=dim % out.ndim)
 
@@ -218,7 +222,7 @@ def _stack(r: Recorder, out: Tensor, parts: Sequence[Tensor], dim: int = 0) -> s
 
 
 def _reduction(operation: str) -> Emit:
-    def emit(r: Recorder, out: Tensor, x: Tensor, dims: Any, keepdim: bool = False, **_: Any) -> str:
+    def emit(r: Recorder, out: Tensor, x: Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> str:
         axes = [d % x.ndim for d in ([dims] if isinstance(dims, int) else dims or range(x.ndim))]
         if operation == "ReduceMean":  # its axes became an input in opset 18
             return r.add(operation, r.of(x), axes=axes, keepdims=int(keepdim))
@@ -370,7 +374,8 @@ OPERATIONS: dict[str, Emit] = {
     **{"ge": _comparison("GreaterOrEqual"), "le": _comparison("LessOrEqual"), "all": _all},
     **{"sum": _reduction("ReduceSum"), "mean": _reduction("ReduceMean")},
     **{"cat": _concatenate, "stack": _stack, "split": _split, "split_with_sizes": _split, "unbind": _unbind},
-    **{"slice": _cut, "select": _select, "expand": lambda r, out, x, *_: r.add("Expand", r.of(x), r.whole(out.shape))},
+    **{"slice": _cut, "select": _select, "index_select": _gathered},
+    **{"expand": lambda r, out, x, *_: r.add("Expand", r.of(x), r.whole(out.shape))},
     **{
         "transpose": _permute(_swapped),
         "t": _permute(lambda ndim: [1, 0]),

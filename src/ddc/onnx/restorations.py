@@ -7,22 +7,22 @@ a mask, quantisation tables) is an input of the graph.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from ddc.images import to_internal, to_unit
-from ddc.operators.base import SINGULAR_CUTOFF, Operator, Sigma, Size, conjugate_gradient, noise_to_signal
-from ddc.operators.blur import GaussianBlur, KernelBlur, reflect
+from ddc.onnx.blur import KERNEL, BasisBlur, MatrixBlur, singular_vectors
+from ddc.operators.base import Operator
+from ddc.operators.blur import GaussianBlur
 from ddc.operators.inpaint import Denoise, Inpaint, stroke_mask
 from ddc.operators.jpeg import CHROMA, JPEG, LUMA, Tables, _dct, quantisation
 from ddc.operators.superres import Bicubic
 from ddc.priors import TRAIN_STEPS, DataConsistency, Measured
+from ddc.problems import Problem
 from ddc.solvers.posterior import CONDITIONS, PosteriorDenoiser
+from ddc.tiling import match_mean
 
-KERNEL = 33  # taps of the kernel that a blur takes; smaller ones are padded with zeros
 SCALES = (2, 3, 4, 8)  # of super-resolution
 
 
@@ -50,14 +50,23 @@ class SinglePass(nn.Module):
 
 
 class Restoration(nn.Module, ABC):
-    """`forward(y, sigma, *own inputs, conditions)` → the picture, (1, 3, side, side). σ is in [0, 1] units, (1,)."""
+    """`forward(y, sigma, *own inputs, conditions, tiled)` → the picture, (1, 3, side, side). σ is in [0, 1] units, (1,).
+
+    With `for_tiles` the picture is not clipped, because it may be blended with others. Then `tiled` (1,) is 1 if it is one of
+    several tiles, which get the mean colour of their measurement, as in the core.
+    """
 
     scale = 1
-    names: tuple[str, ...] = ()  # of the inputs beside y, sigma and conditions
+    names: tuple[str, ...] = ()  # of the inputs beside y, sigma, conditions and tiled
+    for_tiles = False
 
     def __init__(self, one_pass: SinglePass, side: int) -> None:
         super().__init__()
         self.one_pass, self.side = one_pass, side // self.scale * self.scale
+
+    @property
+    def matching(self) -> bool:
+        return self.for_tiles and isinstance(self.one_pass.network, DataConsistency)
 
     @abstractmethod
     def operator(self, *given: Tensor) -> Operator:
@@ -67,30 +76,34 @@ class Restoration(nn.Module, ABC):
         """The inputs beside y, sigma and conditions, for one picture."""
         return ()
 
-    def measurement(self, y: Tensor, sigma: Tensor, operator: Operator, *given: Tensor) -> Tensor:
+    def measurement(self, y: Tensor, *given: Tensor) -> Tensor:
         """y as the operator has it, in [-1, 1]."""
         return to_internal(y)
 
     def forward(self, y: Tensor, sigma: Tensor, *rest: Tensor) -> Tensor:
-        given, conditions = rest[: len(self.names)], rest[len(self.names) :]
-        operator = self.operator(*given)
-        noise = 2 * sigma.view(1, 1, 1, 1)
-        measured = operator, self.measurement(y, noise, operator, *given), noise
-        return to_unit(self.one_pass(measured, torch.zeros(1, 3, self.side, self.side), *conditions))
+        given, told = rest[: len(self.names)], rest[len(self.names) :]
+        problem, y = Problem(self.operator(*given), sigma), self.measurement(y, *given)
+        conditions = told[:1] if self.one_pass.conditional else ()
+        measured = problem.operator, y, 2 * sigma.view(1, 1, 1, 1)
+        x = self.one_pass(measured, torch.zeros(1, 3, self.side, self.side), *conditions)
+        if self.matching:
+            x = x + told[-1] * (match_mean(x, y, problem) - x)
+        return to_unit(x, clip=not self.for_tiles)
 
-    def arguments(self, picture: Tensor, sigma: float, conditions: Tensor | None = None) -> dict[str, Tensor]:
+    def arguments(self, picture: Tensor, sigma: float) -> dict[str, Tensor]:
         """The inputs, by their names, for a clean picture (1, 3, side, side) that is measured with noise."""
         given = self.examples()
         operator = self.operator(*given)
         y = operator(to_internal(picture))
         y = operator.add_noise(y, torch.randn(y.shape, generator=torch.Generator().manual_seed(0)), 2 * sigma)
-        told = {"conditions": torch.zeros(1, CONDITIONS) if conditions is None else conditions}
+        told = {"conditions": torch.zeros(1, CONDITIONS)} if self.one_pass.conditional else {}
+        told |= {"tiled": torch.ones(1)} if self.matching else {}
         named = {
             "y": to_unit(y, clip=False),
             "sigma": torch.tensor([sigma]),
             **dict(zip(self.names, given, strict=True)),
         }
-        return named | (told if self.one_pass.conditional else {})
+        return named | told
 
 
 class Enlargement(Restoration):
@@ -106,31 +119,27 @@ class Enlargement(Restoration):
 
 
 class Deblurring(Restoration):
-    """Any blur of at most `KERNEL` taps. `known` is 1 where y is a measurement of this picture alone.
+    """Any blur of at most `KERNEL` taps that reflects the picture at its border; see `Border` for photographs."""
 
-    A tile of a larger picture has its surroundings mixed in near its border, and `known` is 0 there. Then y is replaced
-    by what a guess from the other pixels gives.
-    """
-
-    names = ("kernel", "known")
+    names = ("kernel",)
 
     def operator(self, *given: Tensor) -> Operator:
         return MatrixBlur(given[0], self.side)
 
     def examples(self) -> tuple[Tensor, ...]:
-        return GaussianBlur(1.5, KERNEL).kernel, torch.ones(1, 1, self.side, self.side)
+        return (GaussianBlur(1.5, KERNEL).kernel,)
 
-    def measurement(self, y: Tensor, sigma: Tensor, operator: Any, *given: Tensor) -> Tensor:
-        y, known = to_internal(y), given[1]
-        damped = torch.clamp(noise_to_signal(sigma), min=SINGULAR_CUTOFF**2 * 0.1)  # type: ignore[arg-type]
-        b = operator.adjoint(known * (y - operator(y)))
 
-        def normal(x: Tensor) -> Tensor:
-            return operator.adjoint(known * operator(x)) + damped * x
+class SeparableDeblurring(Restoration):
+    """A blur that is the same along both sides, such as a Gaussian, by its singular vectors and values: its inverse is exact."""
 
-        change = conjugate_gradient(normal, b, torch.zeros_like(b), operator.guess_iterations)
-        explained = operator(y + change)
-        return explained + known * (y - explained)
+    names = ("u", "s", "v")
+
+    def operator(self, *given: Tensor) -> Operator:
+        return BasisBlur(*given)
+
+    def examples(self) -> tuple[Tensor, ...]:
+        return singular_vectors(GaussianBlur(1.5), self.side)
 
 
 class Filling(Restoration):
@@ -144,7 +153,7 @@ class Filling(Restoration):
     def examples(self) -> tuple[Tensor, ...]:
         return (stroke_mask((self.side, self.side), 0),)
 
-    def measurement(self, y: Tensor, sigma: Tensor, operator: Operator, *given: Tensor) -> Tensor:
+    def measurement(self, y: Tensor, *given: Tensor) -> Tensor:
         return to_internal(y) * given[0]
 
 
@@ -167,16 +176,20 @@ class Denoising(Restoration):
         return Denoise()
 
 
-def restorations(one_pass: SinglePass, side: int) -> dict[str, Restoration]:
+def restorations(one_pass: SinglePass, side: int, for_tiles: bool = False) -> dict[str, Restoration]:
     """All families, by the names of their files."""
-    enlargements = {f"sr{scale}": Enlargement(one_pass, side, scale) for scale in SCALES}
     others: dict[str, Callable[[SinglePass, int], Restoration]] = {
         "blur": Deblurring,
+        "gauss": SeparableDeblurring,
         "holes": Filling,
         "jpeg": Decompression,
         "noise": Denoising,
     }
-    return {**enlargements, **{name: made(one_pass, side) for name, made in others.items()}}
+    made: dict[str, Restoration] = {f"sr{scale}": Enlargement(one_pass, side, scale) for scale in SCALES}
+    made |= {name: family(one_pass, side) for name, family in others.items()}
+    for restoration in made.values():
+        restoration.for_tiles = for_tiles
+    return made
 
 
 class TableJPEG(JPEG):
@@ -188,74 +201,3 @@ class TableJPEG(JPEG):
 
     def _tables(self, table: str, dtype: torch.dtype, device: torch.device) -> Tables:
         return _dct().float(), (self.luma if table is LUMA else self.chroma).view(1, 1, 1, 1, 8, 8)
-
-
-class MatrixBlur(KernelBlur):
-    """KernelBlur with matrix products in place of FFTs, which ONNX runtimes in browsers lack.
-
-    A x = D ((F k Fᵀ) ∘ (F P x Pᵀ Fᵀ)) Dᵀ, with P the reflection at the border, F the Fourier transform and D its inverse
-    inside the border. Each complex matrix is one of real numbers: rows or columns of real parts, then of imaginary parts.
-    Along the second side half of the frequencies is enough.
-    """
-
-    def __init__(self, kernel: Tensor, side: int) -> None:
-        nn.Module.__init__(self)
-        self.kernel, self.side, self.cg_iterations, self.guess_iterations = kernel, side, 50, 15
-        length = side + KERNEL - 1 + (KERNEL - 1 + side) % 2
-        place = torch.arange(length, dtype=torch.float64)
-        angle = 2 * math.pi * place[:, None] * place / length
-        cos, sin = angle.cos(), angle.sin()
-        half = length // 2 + 1
-        first = reflect(torch.arange(side + KERNEL - 1) - KERNEL // 2, side)
-        border = pad(torch.eye(side, dtype=torch.float64)[first], (0, 0, 0, length - len(first)))
-        complete = slice(KERNEL - 1, KERNEL - 1 + side)
-        twice = torch.full((half,), 2.0, dtype=torch.float64)  # for the frequencies that are left out
-        twice[0] = twice[-1] = 1.0
-        self.left, self.right = (
-            _complex(cos @ border, -sin @ border),
-            _beside(cos[:half] @ border, -sin[:half] @ border),
-        )
-        self.kernel_left = _complex(cos[:, :KERNEL], -sin[:, :KERNEL])
-        self.kernel_right = _beside(cos[:half, :KERNEL], -sin[:half, :KERNEL])
-        self.back_left = _complex(cos[complete], sin[complete]) / length
-        scaled = (twice * part[complete, :half] / length for part in (cos, -sin))
-        self.back_right = torch.cat(list(scaled), dim=1).mT
-        matrices = ("left", "right", "kernel_left", "kernel_right", "back_left", "back_right")
-        for name in matrices:
-            setattr(self, name, getattr(self, name).float().contiguous())
-        self.spectrum = _transform(kernel[None, None], self.kernel_right, self.kernel_left)
-
-    def forward(self, x: Tensor) -> Tensor:
-        product = _multiply(_transform(x, self.right, self.left), self.spectrum, 1)
-        return _transform_back(product, self.back_left, self.back_right)
-
-    def keep_known(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
-        return x  # pictures of 8 bits are not exact
-
-    def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
-        product = _multiply(_transform(y, self.back_right.mT, self.back_left.mT), self.spectrum, -1)
-        return _transform_back(product, self.left.mT, self.right.mT)
-
-
-def _complex(real: Tensor, imaginary: Tensor) -> Tensor:
-    """A complex matrix as one that multiplies columns of real parts above imaginary parts."""
-    return torch.cat([torch.cat([real, -imaginary], dim=1), torch.cat([imaginary, real], dim=1)])
-
-
-def _beside(real: Tensor, imaginary: Tensor) -> Tensor:
-    return torch.cat([real, imaginary]).mT
-
-
-def _transform(x: Tensor, right: Tensor, left: Tensor) -> Tensor:
-    """x (B, C, h, w) → (B, C, 2 N, M): real parts above imaginary parts."""
-    return left @ torch.cat((x @ right).chunk(2, dim=-1), dim=-2)
-
-
-def _transform_back(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    return torch.cat((left @ x).chunk(2, dim=-2), dim=-1) @ right
-
-
-def _multiply(x: Tensor, y: Tensor, sign: int) -> Tensor:
-    """The product of x and of y, or of y's conjugate if the sign is −1."""
-    (a, b), (c, d) = x.chunk(2, dim=-2), y.chunk(2, dim=-2)
-    return torch.cat([a * c - sign * (b * d), b * c + sign * (a * d)], dim=-2)

@@ -1,6 +1,7 @@
 // The page: what a visitor sees and does. Pictures are restored in worker.js.
 
-import { MOST_PIXELS, PictureError, blurKernel, canvasOf, encoded, estimateNoise, jpegNoise, readPicture, standardTables, turned } from "./picture.js";
+import { blurKernel } from "./blur.js";
+import { MOST_PIXELS, PictureError, canvasOf, encoded, estimateNoise, jpegNoise, readPicture, standardTables, turned } from "./picture.js";
 
 const NOTICEABLE = 0.02; // σ of noise; weaker noise may be the picture's own detail
 const COARSE = 85; // JPEG quality below which artefacts are worth removing
@@ -132,20 +133,24 @@ function update() {
 }
 
 function jobOf() {
-  const { pixels, width, height } = picture, field = form.elements, kind = field.kind.value;
+  const { pixels, width, height, grey } = picture, field = form.elements, kind = field.kind.value;
   const scale = kind === "size" ? Number(field.scale.value) : 1;
   if (width * height * scale ** 2 > MOST_PIXELS) {
     const size = Math.round((width * height * scale ** 2) / 1e6);
     throw new PictureError(`The result would have ${size} megapixels; this page makes ${MOST_PIXELS / 1e6}. Enlarge it less, or choose a smaller picture.`);
   }
-  const job = { graph: kind === "size" ? `sr${scale}` : kind, pixels, width, height, conditions: new Float32Array(9) };
+  const job = { graph: kind === "size" ? `sr${scale}` : kind, pixels, width, height, grey, conditions: new Float32Array(9) };
   job.sigma = ["holes", "jpeg"].includes(kind) ? 0 : Number(field.sigma.value);
   if (["size", "blur", "noise"].includes(kind) && picture.quality) {
     job.sigma = Math.hypot(job.sigma, picture.jpegNoise);
     job.conditions[2] = (100 - picture.quality) / 100;
   }
   if (kind === "jpeg") job.tables = Number(field.quality.value) === picture.quality ? picture.tables : standardTables(Number(field.quality.value));
-  if (kind === "blur") Object.assign(job, blurKernel(field.shape.value, Number(field.blur.value), Number(field.angle.value), engine.kernel));
+  if (kind === "blur") {
+    const shape = field.shape.value, amount = Number(field.blur.value);
+    if (shape === "soft") Object.assign(job, { graph: "gauss", amount });
+    Object.assign(job, blurKernel(shape, amount, Number(field.angle.value), engine.kernel));
+  }
   if (kind === "holes") job.holes = holesOf();
   return job;
 }
@@ -323,9 +328,15 @@ document.ondragleave = () => get("drop").classList.remove("over");
 document.ondrop = (event) => {
   event.preventDefault();
   get("drop").classList.remove("over");
-  take(event.dataTransfer.files[0]);
+  takeFirst(event.dataTransfer.files);
 };
-document.onpaste = (event) => take(event.clipboardData.files[0]);
+document.onpaste = (event) => takeFirst(event.clipboardData.files);
+
+async function takeFirst(files) {
+  const count = files.length; // the list is empty afterwards
+  await take(files[0]);
+  if (count > 1 && picture) get("facts").textContent += ` It is the first of ${count} pictures: the page takes one at a time.`;
+}
 
 start();
 update();

@@ -86,6 +86,7 @@ function readJPEG(bytes) {
     if (marker >= 0xc0 && marker <= 0xcf && ![0xc4, 0xc8, 0xcc].includes(marker)) {
       found.height = (body[1] << 8) | body[2];
       found.width = (body[3] << 8) | body[4];
+      found.grey = body[5] === 1;
       found.components = Array.from({ length: body[5] }, (_, i) => body[8 + 3 * i]);
     }
     if (![0xe1, 0xe2].includes(marker)) found.parts.push(bytes.subarray(at, end));
@@ -110,7 +111,9 @@ async function readPNG(bytes) {
     const end = at + 12 + view.getUint32(at), name = text(bytes, at + 4, 4);
     if (end > bytes.length) break;
     const body = bytes.subarray(at + 8, end - 4);
-    if (name === "IHDR") Object.assign(found, { width: view.getUint32(at + 8), height: view.getUint32(at + 12), bits: body[8] });
+    if (name === "IHDR") {
+      Object.assign(found, { width: view.getUint32(at + 8), height: view.getUint32(at + 12), bits: body[8], grey: [0, 4].includes(body[9]) });
+    }
     if (name === "acTL" && view.getUint32(at + 8) > 1) found.animated = true;
     if (name === "eXIf") found.orientation = orientationOf(body);
     if (name === "iCCP") found.icc = await inflated(body.subarray(body.indexOf(0) + 2)).catch(() => undefined);
@@ -163,7 +166,7 @@ async function deflated(bytes) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// → {name, width, height, pixels (RGBA), orientation, icc, tables, quality, bits, holes}
+// → {name, width, height, pixels (RGBA), orientation, icc, tables, quality, bits, grey, holes}
 export async function readPicture(file) {
   const name = file.name || "the picture";
   if (file.size > 200e6) throw new PictureError(`${name} has more than 200 MB. Choose a smaller file.`);
@@ -187,9 +190,9 @@ export async function readPicture(file) {
   const pixels = context.getImageData(0, 0, width, height).data;
   let holes = false;
   for (let i = 3; i < pixels.length && !holes; i += 4) holes = pixels[i] < 128;
-  const { orientation, icc, tables, quality, bits } = found;
+  const { orientation, icc, tables, quality, bits, grey } = found;
   const profile = icc && text(icc, 16, 4) === "RGB " ? icc : undefined; // pixels are saved in colour
-  return { name, width, height, pixels, orientation, icc: profile, tables, quality, bits, holes };
+  return { name, width, height, pixels, orientation, icc: profile, tables, quality, bits, grey, holes };
 }
 
 function checkSize(name, width, height) {
@@ -263,36 +266,6 @@ export function jpegNoise({ pixels, width, height, tables }) {
     variance += Math.min(step ** 2 / 12, 2 * (step / (2 * Math.log(1 / share))) ** 2) / 64;
   });
   return Math.sqrt(variance) / 255;
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// kernels, as in ddc/operators/blur.py
-
-// A kernel of side × side numbers with the sum 1, and its reach in pixels.
-export function blurKernel(shape, amount, degrees, side) {
-  const middle = side >> 1, kernel = new Float32Array(side * side), turn = (degrees * Math.PI) / 180;
-  const within = (value) => Math.min(Math.max(value, 0), 1);
-  const weight = {
-    soft: (x, y) => Math.exp(-0.5 * ((x * x + y * y) / amount ** 2)),
-    disc: (x, y) => {
-      let inside = 0;
-      for (let i = 0; i < 256; i++) inside += Math.hypot(x + ((i % 16) + 0.5) / 16 - 0.5, y + ((i >> 4) + 0.5) / 16 - 0.5) <= amount;
-      return inside;
-    },
-    line: (x, y) => {
-      const along = x * Math.cos(turn) - y * Math.sin(turn), across = x * Math.sin(turn) + y * Math.cos(turn);
-      return within(amount / 2 + 0.5 - Math.abs(along)) * within(1 - Math.abs(across));
-    },
-  }[shape];
-  kernel.forEach((_, i) => (kernel[i] = weight((i % side) - middle, Math.floor(i / side) - middle)));
-  const total = kernel.reduce((sum, value) => sum + value, 0);
-  kernel.forEach((value, i) => (kernel[i] = value / total));
-  let reach = 0;
-  for (let outside = 1; outside > 0.01 && reach < middle; reach++) {
-    outside = kernel.reduce((sum, value, i) =>
-      sum + (Math.max(Math.abs((i % side) - middle), Math.abs(Math.floor(i / side) - middle)) > reach ? value : 0), 0);
-  }
-  return { kernel, reach };
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 // Restores a picture tile by tile, beside the page, so that the page stays responsive.
 // Messages in: {load: "auto" | "wasm" | "webgpu"} and {restore: job}. Messages out: {engine}, {fraction, text}, {done}, {error}.
 
+import { singularVectors } from "./blur.js";
+
 const MARGIN = 8; // pixels at the border of a tile that padding inside the network affects
 const RAMP = 32; // pixels over which one tile is blended into the next
 const ROUNDING = 1.5 / (255 * Math.sqrt(12)); // the noise that 8 bits are, for a network
+const BLURS = ["blur", "gauss"];
 const FOLDER = new URL("./", self.location.href).href;
 
-let ort, model, weights, session, sessionName;
+let ort, model, weights, session, sessionName, border, bases = {};
 let engine = {};
 
 self.onmessage = async ({ data }) => {
@@ -62,23 +65,29 @@ async function unpacked(path, text) {
 }
 
 async function open(name) {
-  if (sessionName === name) return;
-  await session?.release();
-  session = sessionName = undefined;
+  if (sessionName !== name) {
+    await session?.release();
+    session = sessionName = undefined;
+    session = await created(name);
+    sessionName = name;
+  }
+  if (BLURS.includes(name)) border ??= await created("border");
+}
+
+async function created(name) {
   const create = async (provider) => ort.InferenceSession.create(
-    new Uint8Array(await (await fetched(`model/${name}${provider === "wasm" ? ".wasm" : ""}.onnx`)).arrayBuffer()), {
+    new Uint8Array(await (await fetched(`model/${name}${provider === "wasm" && name !== "border" ? ".wasm" : ""}.onnx`)).arrayBuffer()), {
       executionProviders: [provider],
       externalData: [{ path: model.weights, data: weights }],
       extra: { session: { disable_quant_qdq: "1" } }, // weights become float32 once, and not in each run
     });
   try {
-    session = await create(engine.webgpu ? "webgpu" : "wasm");
+    return await create(engine.webgpu ? "webgpu" : "wasm");
   } catch (error) {
     if (!engine.webgpu) throw error;
     engine.webgpu = false; // a device that cannot hold the network
-    session = await create("wasm");
+    return create("wasm");
   }
-  sessionName = name;
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -122,16 +131,17 @@ async function restore(job) {
   const rows = tilesAlong(padded(height), side, margin, grid), columns = tilesAlong(padded(width), side, margin, grid);
   const size = { width: width * scale, height: height * scale };
   const sum = new Float32Array(3 * size.width * size.height);
-  const started = performance.now();
+  const started = performance.now(), total = rows.length * columns.length;
   let finished = 0;
   for (const row of rows) {
     for (const column of columns) {
-      const feeds = inputsOf(job, name, row.start / scale, column.start / scale, side / scale);
-      const results = await session.run(feeds);
-      blend(sum, size, results.picture.data, side, row, column);
-      for (const tensor of [...Object.values(feeds), results.picture]) tensor.dispose();
+      const inputs = inputsOf(job, name, row.start / scale, column.start / scale, side / scale, total > 1);
+      if (BLURS.includes(name)) inputs.y = await run(border, inputs);
+      const picture = await run(session, inputs);
+      blend(sum, size, await picture.getData(), side, row, column);
+      for (const tensor of [...Object.values(inputs), picture]) tensor.dispose();
       finished++;
-      const total = rows.length * columns.length, seconds = (performance.now() - started) / 1000;
+      const seconds = (performance.now() - started) / 1000;
       const left = Math.ceil((seconds / finished) * (total - finished));
       tell(finished / total, total > 1 ? `Tile ${finished} of ${total}, about ${left} s left` : "");
     }
@@ -141,31 +151,40 @@ async function restore(job) {
   self.postMessage({ done: { ...size, pixels: out, seconds, tiles: finished, webgpu: engine.webgpu } }, [out.buffer]);
 }
 
-// The inputs of the graph for the window of y that starts at this row and column.
-function inputsOf(job, name, top, left, side) {
+// The picture that a graph makes, which takes some of these inputs.
+async function run(session, inputs) {
+  return (await session.run(Object.fromEntries(session.inputNames.map((name) => [name, inputs[name]])))).picture;
+}
+
+// The inputs of the graphs for the window of y that starts at this row and column.
+function inputsOf(job, name, top, left, side, tiled) {
   const { pixels, width, height, holes } = job, area = side * side;
-  const y = new Float32Array(3 * area), known = new Float32Array(area).fill(1), reach = job.reach ?? 0;
+  const y = new Float32Array(3 * area), mask = new Float32Array(area).fill(1);
   for (let i = 0; i < side; i++) {
     const row = placed(top + i, height, name !== "jpeg");
     for (let j = 0; j < side; j++) {
       const at = row * width + placed(left + j, width, name !== "jpeg"), to = i * side + j;
       for (let channel = 0; channel < 3; channel++) y[channel * area + to] = pixels[4 * at + channel] / 255;
-      if (name === "holes") known[to] = holes[at] ? 0 : 1;
-      // near the border of a tile, a blur has mixed in what lies beyond it
-      if (name === "blur" && (Math.min(i, j, side - 1 - i, side - 1 - j) < reach || top + i >= height || left + j >= width)) known[to] = 0;
+      if (name === "holes") mask[to] = holes[at] ? 0 : 1;
     }
   }
   const tensor = (data, ...shape) => new ort.Tensor("float32", Float32Array.from(data), shape);
-  const exact = name === "jpeg" || name === "holes";
+  const inside = (start, length) => tensor(y.subarray(0, side).map((_, i) => (start + i < length ? 1 : 0)), side);
+  const told = job.sigma * (job.grey ? Math.sqrt(3) : 1); // the noise of a grey picture is the same in all channels
   const all = {
     y: tensor(y, 1, 3, side, side),
-    sigma: tensor([exact ? job.sigma : Math.max(job.sigma, ROUNDING)], 1),
+    sigma: tensor([name === "jpeg" ? job.sigma : Math.max(told, ROUNDING)], 1),
     conditions: tensor(job.conditions, 1, job.conditions.length),
-    ...(name === "holes" && { mask: tensor(known, 1, 1, side, side) }),
-    ...(name === "blur" && { kernel: tensor(job.kernel, model.kernel, model.kernel), known: tensor(known, 1, 1, side, side) }),
+    tiled: tensor([tiled ? 1 : 0], 1),
+    ...(name === "holes" && { mask: tensor(mask, 1, 1, side, side) }),
+    ...(BLURS.includes(name) && { kernel: tensor(job.kernel, model.kernel, model.kernel), rows: inside(top, height), columns: inside(left, width) }),
     ...(name === "jpeg" && { luma: tensor(job.tables.luma, 8, 8), chroma: tensor(job.tables.chroma, 8, 8) }),
   };
-  return Object.fromEntries(session.inputNames.map((input) => [input, all[input]]));
+  if (name === "gauss") {
+    if (bases.amount !== job.amount) bases = { amount: job.amount, ...singularVectors(job.amount, side) };
+    Object.assign(all, { u: tensor(bases.u, side, side), s: tensor(bases.s, side), v: tensor(bases.v, side, side) });
+  }
+  return all;
 }
 
 function blend(sum, { width, height }, picture, side, row, column) {
