@@ -6,11 +6,14 @@ for all d and all rows. Nothing else does that, but JPEG, a little, at multiples
 repeating pixels also leaves little power above the edge.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import PIL.Image
 
 from ddc.diagnosis.planes import Plane
+
+Levels = np.ndarray[Any, np.dtype[np.uint8]]
 
 SIDE = 512  # pixels of the part that is used
 SMALLEST, LARGEST = 1.4, 6.0  # factors
@@ -42,7 +45,7 @@ def detect_enlargement(luma: Plane, jpeg: bool) -> Enlargement | None:
     drops = spectral_drops(luma, factors)
     found = (coherence > SURE) | ((coherence > WITH_DROP) & (drops > LEAST_DROP))
     near = np.lib.stride_tricks.sliding_window_view(np.pad(coherence, 20, mode="reflect"), 41)
-    found &= coherence > ABOVE_OTHERS * np.quantile(near, 0.7, axis=1)
+    found &= coherence > ABOVE_OTHERS * np.median(near, axis=1)
     if not found.any():
         return None
     best = int(np.where(found, coherence * np.maximum(drops - 5, 1), 0).argmax())
@@ -57,12 +60,18 @@ def detect_enlargement(luma: Plane, jpeg: bool) -> Enlargement | None:
 
     factor, strength, drop = at(float(factors[best]))
     twice = at(2 * factor)
-    if twice[1] > 0.3 * strength and (twice[2] > LEAST_DROP or twice[1] > SURE):
+    if twice[1] > max(0.3 * strength, WITH_DROP) and (twice[2] > LEAST_DROP or twice[1] > SURE):
         factor, strength, drop = twice  # copies at every second multiple are seen as well
     half = at(factor / 2)
     if 2.9 < factor < 3.1 and drop < LEAST_DROP and half[1] < 0.6 * strength:
         factor = half[0]  # the second copy of 1.5 lies where the first one of 3 does
     return Enlargement(factor, strength, drop)
+
+
+def without_enlargement(pixels: Levels, factor: float) -> Levels:
+    """Returns 8-bit levels (h, w, 3) at the size that they had before they were enlarged."""
+    height, width = (max(8, round(length / factor)) for length in pixels.shape[:2])
+    return np.asarray(PIL.Image.fromarray(pixels).resize((width, height), PIL.Image.Resampling.BOX))
 
 
 def is_soft(luma: Plane) -> bool:

@@ -38,9 +38,13 @@ class Coloured(NamedTuple):
     growth: float  # between the quantiles, at most
     luma: float  # times the σ is the most that luma's middle band has, unless it is texture
     usual: float  # times the σ is what luma's middle band has without texture
+    finer: float = 0.0  # times the σ is the least that the colour's own middle band has: detail has much less
 
 
-UNCOMPRESSED_COLOUR = (Coloured(1, NOTICEABLE_CHROMA, 1.6, 2.6, 1.15), Coloured(2, NOTICEABLE_CHROMA, 1.7, 2.0, 1.6))
+UNCOMPRESSED_COLOUR = (
+    Coloured(1, NOTICEABLE_CHROMA, 1.6, 2.6, 1.15),
+    Coloured(2, NOTICEABLE_CHROMA, 1.7, 2.0, 1.6, 0.3),
+)
 COMPRESSED_COLOUR = (Coloured(2, 0.03, 2.0, 2.6, 1.6),)
 
 
@@ -72,7 +76,7 @@ def measure_noise(pixels: Plane, quality: int | None = None, aged: bool = False)
     touch black or white are left out, because their noise is clipped."""
     power = np.concatenate([_power(pixels[top:, left:]) for top in (0, 8) for left in (0, 8)], axis=1)
     if power.shape[1] < LEAST_BLOCKS:
-        return Noise()
+        return Noise(even=False)  # nothing is known
     quiet, still = np.sqrt(np.quantile(power, (QUIET, STILL_QUIET), axis=1))  # (channels, bands)
     growth = still / np.maximum(quiet, 1e-4)
     sigma = quiet / QUIET_LEVEL
@@ -91,6 +95,7 @@ def measure_noise(pixels: Plane, quality: int | None = None, aged: bool = False)
         level = chroma[rule.band]
         if (
             level >= rule.least
+            and chroma.middle >= rule.finer * level
             and luma.middle < rule.luma * level
             and growth[1:, rule.band].max() < rule.growth
             and growth[0, 0] < EVEN_IF_COLOURED

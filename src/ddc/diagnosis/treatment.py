@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ddc.diagnosis.blocks import saved, with_margin
 from ddc.diagnosis.content import Mask, find_marks
+from ddc.diagnosis.enlargement import without_enlargement
 from ddc.diagnosis.findings import Findings, examine
 from ddc.diagnosis.grain import Noise
 from ddc.diagnosis.planes import luma_chroma
@@ -104,9 +105,7 @@ class Treatment:
     def prepared(self, picture: Picture) -> Picture:
         """Returns the picture that is the measurement of the task."""
         if self.shrink > 1:
-            height, width = (max(8, round(length / self.shrink)) for length in picture.size)
-            image = PIL.Image.fromarray(quantise(picture.pixels, 8))
-            small = np.asarray(image.resize((width, height), PIL.Image.Resampling.BOX))
+            small = without_enlargement(quantise(picture.pixels, 8), self.shrink)
             return dataclasses.replace(picture, pixels=small, alpha=None)
         top, left = self.margins
         if self.first is not None:
