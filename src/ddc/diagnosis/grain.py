@@ -76,7 +76,7 @@ def measure_noise(pixels: Plane, quality: int | None = None, aged: bool = False)
     touch black or white are left out, because their noise is clipped."""
     power = np.concatenate([_power(pixels[top:, left:]) for top in (0, 8) for left in (0, 8)], axis=1)
     if power.shape[1] < LEAST_BLOCKS:
-        return Noise(even=False)  # nothing is known
+        return Noise()
     quiet, still = np.sqrt(np.quantile(power, (QUIET, STILL_QUIET), axis=1))  # (channels, bands)
     growth = still / np.maximum(quiet, 1e-4)
     sigma = quiet / QUIET_LEVEL
