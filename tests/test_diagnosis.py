@@ -180,16 +180,52 @@ def test_the_first_saving_is_found_and_comes_back() -> None:
     assert np.abs(back - original).mean() < np.abs(again[13:-16, 11:-16].astype(int) - original).mean() / 2
 
 
+def test_a_picture_that_was_saved_again_keeps_half_of_itself() -> None:
+    first = jpeg(COFFEE, 30)[3:, 5:]
+    plan = treatment(examine(Picture(first)))
+    assert plan is not None and plan.share == 0.5
+    measured = unit(plan.prepared(Picture(first)).pixels)
+    done = plan.finished(Picture(np.zeros_like(measured), bits=32), Picture(first)).pixels
+    assert done.shape == first.shape and np.allclose(done, measured[3:, 5:] / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [2.5, 3.0, 5.0])
+def test_repeated_pixels_tell_their_factor(factor: float) -> None:
+    small = resized(COFFEE, 1 / factor, RESAMPLING.BOX)
+    for large in (resized(small, factor, RESAMPLING.NEAREST), jpeg(resized(small, factor, RESAMPLING.NEAREST), 90)):
+        found = detect_enlargement(luma(large), jpeg=True)
+        assert found is not None and found.factor == pytest.approx(factor, rel=0.05)
+
+
+def test_detail_of_a_sharp_picture_is_no_noise() -> None:
+    random = np.random.default_rng(0)
+    coarse = gaussian_filter(random.normal(size=(384, 384, 3)), (3, 3, 0))
+    pixels = 0.5 + 0.05 * coarse / coarse.std() + random.normal(0, 0.003, (384, 384, 3))
+    seen = measure_noise(pixels.astype(np.float32))
+    assert seen.chroma.coarse > 0.05 and seen.chroma.middle < 0.3 * seen.chroma.coarse and not seen.found
+
+
+def test_a_scene_of_two_colours_has_not_faded() -> None:
+    ramp = np.linspace(0, 1, 20000, dtype=np.float32)[:, None]
+    sea = np.concatenate([0.10 + ramp * 0.70, 0.12 + ramp * 0.60, 0.15 + ramp * 0.53], axis=1).reshape(100, 200, 3)
+    print_of_one_tint = sea * np.float32([0.9, 0.85, 0.6]) + np.float32([0.03, 0.0, 0.0])
+    assert find_fading(sea) is None and find_fading(print_of_one_tint) is not None
+
+
 def test_what_is_found_becomes_a_plan() -> None:
     weak = treatment(Findings(quality=75))
     assert weak is not None and weak.task == "denoise" and weak.solver == "one-pass" and 0.02 < weak.sigma < 0.04
     assert treatment(Findings()) is None and treatment(Findings(quality=92)) is None
     assert treatment(Findings(quality=75, soft=True)) is None  # there is little to gain
     assert treatment(Findings(hole=120)) == Treatment("inpaint")
-    assert treatment(Findings(quality=30, grid=(5, 0), saved_again=True)) == Treatment("jpeg30", 0.008, margins=(3, 0))
+    assert treatment(Findings(quality=30, grid=(5, 0), saved_again=True)) == Treatment(
+        "jpeg30", 0.008, margins=(3, 0), share=0.5
+    )
     assert treatment(Findings(drawing=True, sigma=0.1)) is None
     soft = treatment(Findings(blur=BlurEstimate(radius=3.0), quality=50))
-    assert soft == Treatment("jpeg50")  # its marks would grow
+    assert soft == Treatment("jpeg50", share=0.5)  # its marks would grow
+    coarse = treatment(Findings(quality=10))
+    assert coarse is not None and coarse.share == 0.8
     assert "invented" in " ".join(Findings(hole=120).sentences())
 
 

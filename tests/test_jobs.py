@@ -76,7 +76,7 @@ def test_what_needs_an_operator_to_be_refused(task: str, options: dict[str, Any]
 def test_what_needs_a_picture_is_not_refused_early() -> None:
     for task in ("inpaint", "inpaint92", "auto", "deblur", "jpeg", "custom"):
         Request(task).check()
-    with pytest.raises(UserError, match="no mask was given"):
+    with pytest.raises(UserError, match="no mask was given; give one, in Python as mask="):
         Request("inpaint").problem(PHOTO)
     with pytest.raises(UserError, match="needs an operator"):
         Request("custom").problem(PHOTO)

@@ -223,12 +223,13 @@ class Request:
         name, mask = picture.path or "the picture", picture.mask
         if mask is None:
             raise UserError(
-                f"{name} has no transparency and no mask was given; name one with --mask (white is known, black a hole)"
+                f"{name} has no transparency and no mask was given; give one, in Python as mask=, on the command line as "
+                "--mask (white is known, black a hole)"
             )
         if bool(mask.all()):
             raise UserError(
-                f"{name} has no transparent pixel, so there is no hole to fill; make the holes transparent, or name a "
-                "mask with --mask (white is known, black a hole)"
+                f"{name} has no transparent pixel, so there is no hole to fill; make the holes transparent, or give a "
+                "mask, in Python as mask=, on the command line as --mask (white is known, black a hole)"
             )
         return mask
 

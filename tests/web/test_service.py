@@ -72,6 +72,12 @@ def test_a_jpeg_file_says_its_quality(tmp_path: Path) -> None:
     assert "128 × 96 pixels" in facts
 
 
+def test_a_plan_may_choose_the_solver_where_nobody_did() -> None:
+    assert not {"solver", "steps"} & {*Choices().options}
+    for chosen in (Choices(solver="ddnm"), Choices(steps=3), Choices(kind="Noise")):
+        assert (chosen.options["solver"], chosen.options["steps"]) == (chosen.solver, chosen.steps)
+
+
 def test_noise_is_estimated_and_suggested(tmp_path: Path) -> None:
     noisy = data.coffee()[100:228, 200:328] + np.random.default_rng(0).normal(0, 0.1 * 255, (128, 128, 3))
     _, seen = look_at(saved(tmp_path / "a.png", noisy.clip(0, 255).astype(np.uint8)))

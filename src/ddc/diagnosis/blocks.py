@@ -21,7 +21,7 @@ SIDE = 512  # pixels of the part in which the grid is searched
 BINS_TO_A_LEVEL, LARGEST = 4, 400  # of the histograms of coefficients
 STEPS = np.arange(4, 129)  # smaller ones are hidden by rounding to 8 bits
 BEYOND = 0.4  # coefficients of at least this many steps are used
-LEAST_MEAN, LEAST_SCORE = 0.35, 14.0  # of the cosines, and of their sum in standard deviations
+LEAST_MEAN, LEAST_SCORE = 0.35, 20.0  # of the cosines, and of their sum in standard deviations
 MOST_DEVIATION = 0.2  # of the steps' logarithms from a standard table
 COARSER = 1.45  # times the steps of a file are the least that show an earlier compression: nearer ones look alike
 # (row, column) of the frequencies that are used, the lowest first: others are mostly zero

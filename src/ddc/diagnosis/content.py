@@ -106,6 +106,7 @@ def find_fading(pixels: Plane, marks: Mask | None = None) -> Fading | None:
     black, white = np.quantile(seen[::7], (0.005, 0.99), axis=0)
     small_range = (white - black).max() < FADED_RANGE
     tinted = np.ptp(white) > TINTED and np.ptp(black) > 0.3 * TINTED
+    tinted &= (black - black.mean()) @ (white - white.mean()) > 0  # a print has one tint, a scene several colours
     if black.min() < FADED_BLACK or not small_range or not tinted:
         return None
     return levels_of(seen)

@@ -6,18 +6,24 @@ for all d and all rows. Nothing else does that, but JPEG, a little, at multiples
 repeating pixels also leaves little power above the edge.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import PIL.Image
 
 from ddc.diagnosis.planes import Plane
+
+Levels = np.ndarray[Any, np.dtype[np.uint8]]
 
 SIDE = 512  # pixels of the part that is used
 SMALLEST, LARGEST = 1.4, 6.0  # factors
 SURE, WITH_DROP = 0.25, 0.09  # coherence that tells of an enlargement, alone and with a drop
 LEAST_DROP = 15.0  # dB; photographs have at most 12, and coarse JPEGs 14
 SOFT_DROP = 10.0  # dB; no blurred photograph has less
-ABOVE_OTHERS = 4.0  # times the usual coherence at near factors
+STEEP_DROP = 20.0  # dB; only enlarged and blurred pictures have as much
+ABOVE_OTHERS = (2.5, 4.0)  # times the usual coherence at near factors: with a steep drop, and without
+FLAT_DROP = 13.0  # dB; repeated pixels leave less
+STEP = 0.35  # of the largest change nearby: less means that a pixel was repeated
 
 
 class Enlargement(NamedTuple):
@@ -36,33 +42,53 @@ def detect_enlargement(luma: Plane, jpeg: bool) -> Enlargement | None:
     luma = luma[:size, :size]
     factors = 2 * size / np.arange(round(2 * size / LARGEST), round(2 * size / SMALLEST))
     coherence = np.minimum(coherences(luma, factors), coherences(luma.T, factors))
-    if jpeg:
-        for harmonic in (3, 5):
-            coherence[np.abs(1 / factors - harmonic / 8) < 2 / size] = 0
     drops = spectral_drops(luma, factors)
+    steep = drops > STEEP_DROP
+    if jpeg:
+        for harmonic in (3, 4, 5):
+            own = np.abs(1 / factors - harmonic / 8) < 2 / size
+            coherence[own & ~((coherence > SURE) | steep) if harmonic == 4 else own] = 0
     found = (coherence > SURE) | ((coherence > WITH_DROP) & (drops > LEAST_DROP))
     near = np.lib.stride_tricks.sliding_window_view(np.pad(coherence, 20, mode="reflect"), 41)
-    found &= coherence > ABOVE_OTHERS * np.quantile(near, 0.7, axis=1)
+    found &= coherence > np.where(steep, *ABOVE_OTHERS) * np.median(near, axis=1)
     if not found.any():
         return None
     best = int(np.where(found, coherence * np.maximum(drops - 5, 1), 0).argmax())
 
-    def at(factor: float) -> tuple[float, float, float]:
-        """Returns the best factor near this one, its coherence and its drop."""
-        near = np.flatnonzero(np.abs(factors / factor - 1) < 0.03)
+    def at(factor: float, width: float = 0.03) -> Enlargement:
+        """Returns the best factor near this one."""
+        near = np.flatnonzero(np.abs(factors / factor - 1) < width)
         if not len(near):
-            return factor, 0.0, 0.0
+            return Enlargement(factor, 0.0, 0.0)
         number = near[coherence[near].argmax()]
-        return float(factors[number]), float(coherence[number]), float(drops[near].max())
+        return Enlargement(float(factors[number]), float(coherence[number]), float(drops[near].max()))
 
-    factor, strength, drop = at(float(factors[best]))
-    twice = at(2 * factor)
-    if twice[1] > 0.3 * strength and (twice[2] > LEAST_DROP or twice[1] > SURE):
-        factor, strength, drop = twice  # copies at every second multiple are seen as well
-    half = at(factor / 2)
-    if 2.9 < factor < 3.1 and drop < LEAST_DROP and half[1] < 0.6 * strength:
-        factor = half[0]  # the second copy of 1.5 lies where the first one of 3 does
-    return Enlargement(factor, strength, drop)
+    one = at(float(factors[best]))
+    least = max(0.3 * one.coherence, WITH_DROP)
+    if one.drop < FLAT_DROP:  # repeated pixels have copies at fractions of their factor, too
+        repeated = at(repetition(luma), 0.1)
+        if repeated.coherence > least:
+            return repeated
+        half = at(one.factor / 2)
+        return half if abs(one.factor - 3) < 0.1 and half.coherence < 0.6 * one.coherence else one
+    twice = at(2 * one.factor)  # copies at every second multiple are seen as well
+    return twice if twice.coherence > least and (twice.drop > LEAST_DROP or twice.coherence > SURE) else one
+
+
+def repetition(luma: Plane) -> float:
+    """Returns how often pixels are repeated along rows and columns: one in so many differs from its neighbour."""
+    steps = 0.0
+    for turned in (luma, luma.T):
+        change = np.sqrt((np.diff(turned, axis=1) ** 2).mean(0))
+        largest = np.lib.stride_tricks.sliding_window_view(np.pad(change, 5, mode="reflect"), 11).max(1)
+        steps += float((change > STEP * largest).mean()) / 2
+    return 1 / max(steps, 1 / LARGEST)
+
+
+def without_enlargement(pixels: Levels, factor: float) -> Levels:
+    """Returns 8-bit levels (h, w, 3) at the size that they had before they were enlarged."""
+    height, width = (max(8, round(length / factor)) for length in pixels.shape[:2])
+    return np.asarray(PIL.Image.fromarray(pixels).resize((width, height), PIL.Image.Resampling.BOX))
 
 
 def is_soft(luma: Plane) -> bool:

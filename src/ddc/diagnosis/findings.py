@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ddc.diagnosis.blocks import FirstSaving, detect_blocks, first_saving
 from ddc.diagnosis.content import Fading, Mask, belongs_to_picture, find_fading, find_marks, is_drawing
-from ddc.diagnosis.enlargement import Enlargement, detect_enlargement, is_soft
+from ddc.diagnosis.enlargement import SURE, Enlargement, detect_enlargement, is_soft, without_enlargement
 from ddc.diagnosis.grain import Noise, measure_noise
 from ddc.diagnosis.planes import Plane, luma_chroma, middle
 from ddc.diagnosis.shake import cost_of, estimate_kernel, spread_of
@@ -125,11 +125,12 @@ def examine(picture: Picture) -> Findings:
     marks = find_marks(pixels)
     fading = find_fading(pixels, marks)
     noise = measure_noise(pixels, quality, aged=fading is not None)
-    # the blocks of a coarse JPEG file have the marks of an enlargement, twice or four times
     coarse = quality is not None and quality < COARSEST_TO_DEBLUR
-    enlargement = None if coarse else detect_enlargement(luma, quality is not None)
-    if enlargement is not None and noise.found and abs(enlargement.factor - 2) < LIKE_DEMOSAICING:
-        enlargement = None
+    # the blocks of a coarse JPEG file have the marks of an enlargement, twice or four times
+    enlargement = None if coarse else _enlargement(luma, quality is not None, noise)
+    if enlargement is not None:  # interpolated texture is as even as noise
+        small = without_enlargement(quantise(pixels, 8), enlargement.factor)
+        noise = measure_noise(unit_float(small), quality)
     try:
         level = detail_of(picture)
     except UserError:  # too few pixels are known
@@ -152,6 +153,13 @@ def examine(picture: Picture) -> Findings:
         marks=marks if fading else None,  # few other pictures have scratches, and many have thin lines
         fading=fading,
     )
+
+
+def _enlargement(luma: Plane, jpeg: bool, noise: Noise) -> Enlargement | None:
+    found = detect_enlargement(luma, jpeg)
+    if found is None or not noise.found or found.coherence > SURE:
+        return found
+    return None if abs(found.factor - 2) < LIKE_DEMOSAICING else found
 
 
 def _blur(picture: Picture, sigma: float) -> BlurEstimate | None:

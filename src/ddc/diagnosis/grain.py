@@ -22,6 +22,7 @@ EVEN_LUMA = (
     1.37,
 )  # the most that σ may grow between the quantiles in the finest and the middle band, if it is noise
 FLAT = 0.5  # least ratio of the middle to the coarse band: detail has much more power in the coarse one
+LEAST_FINE = 0.24  # ratio of the finest to the middle band: soft detail, as of grass, has less
 STRONG, FLAT_IF_STRONG = 0.08, 0.75  # noise as strong as this outweighs detail in the coarse band, too
 STRONGEST_LUMA = 0.15  # more, without colour, is texture
 AGED = 1.4  # by which the noise of an old print may be less even: scratches and dust lie on it
@@ -38,9 +39,13 @@ class Coloured(NamedTuple):
     growth: float  # between the quantiles, at most
     luma: float  # times the σ is the most that luma's middle band has, unless it is texture
     usual: float  # times the σ is what luma's middle band has without texture
+    finer: float = 0.0  # times the σ is the least that the colour's own middle band has: detail has much less
 
 
-UNCOMPRESSED_COLOUR = (Coloured(1, NOTICEABLE_CHROMA, 1.6, 2.6, 1.15), Coloured(2, NOTICEABLE_CHROMA, 1.7, 2.0, 1.6))
+UNCOMPRESSED_COLOUR = (
+    Coloured(1, NOTICEABLE_CHROMA, 1.6, 2.6, 1.15),
+    Coloured(2, NOTICEABLE_CHROMA, 1.7, 2.0, 1.6, 0.3),
+)
 COMPRESSED_COLOUR = (Coloured(2, 0.03, 2.0, 2.6, 1.6),)
 
 
@@ -79,7 +84,7 @@ def measure_noise(pixels: Plane, quality: int | None = None, aged: bool = False)
     luma, chroma = (Bands(*(float(value) for value in each)) for each in (sigma[0], sigma[1:].mean(0)))
     slack = AGED if aged else 1.0
     in_luma = (
-        NOTICEABLE_LUMA <= luma.middle < STRONGEST_LUMA
+        NOTICEABLE_LUMA <= luma.middle < min(STRONGEST_LUMA, luma.fine / LEAST_FINE)
         and luma.middle >= (FLAT_IF_STRONG if luma.middle > STRONG else FLAT / slack) * luma.coarse
         and growth[0, 0] < slack**2 * EVEN_LUMA[0]
         and growth[0, 1] < slack * EVEN_LUMA[1]
@@ -91,6 +96,7 @@ def measure_noise(pixels: Plane, quality: int | None = None, aged: bool = False)
         level = chroma[rule.band]
         if (
             level >= rule.least
+            and chroma.middle >= rule.finer * level
             and luma.middle < rule.luma * level
             and growth[1:, rule.band].max() < rule.growth
             and growth[0, 0] < EVEN_IF_COLOURED

@@ -256,10 +256,11 @@ def _parameters(work: Service) -> dict[str, dict[str, Any]]:
         return {"type": kind, "default": default, "description": description, **more}
 
     names, most = work.solver_names(), work.limits.samples
+    usual = None if work.pipe.solver in names else names[0]  # without one, the plan of auto may choose
     return {
         "task": one("string", "auto", "What to undo, as in sr4, deblur, jpeg or denoise; auto finds out", maxLength=60),
         "sigma": one("string", None, "The noise, for pixels in [0, 1], as in 0.05, or auto", maxLength=20),
-        "solver": one("string", names[0], f"The algorithm: {', '.join(names)}", enum=names),
+        "solver": one("string", usual, f"The algorithm: {', '.join(names)}; by default the model's", enum=names),
         "steps": one("integer", None, "Sampling steps; by default those of the solver", minimum=1, maximum=1000),
         "seed": one("integer", 0, "Random seed", minimum=-LARGEST_SEED, maximum=LARGEST_SEED),
         "samples": one("integer", 1, f"Restorations, 1 to {most}; the answer is their mean", minimum=1, maximum=most),

@@ -150,6 +150,8 @@ class Choices:
     def options(self) -> Options:
         """The options of the restoration."""
         names = ["solver", "steps", "seed", "samples"]
+        if self.kind == AUTO and (self.solver, self.steps) == (Choices.solver, Choices.steps):
+            names = names[2:]  # where none is chosen, the plan may prefer a quicker solver
         if self.solver == "posterior" and not (self.kind in PAINTED and self.realism == 0):
             names.append("realism")
         names += ["doubt"] if self.doubt else []

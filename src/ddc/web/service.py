@@ -25,7 +25,7 @@ from ddc.perceptual import LPIPS, psnr
 from ddc.pipeline import DOUBT_SAMPLES, RestorationPipeline, RestorationResult, find_part, part_names
 from ddc.problems import DETECTED, TASKS, Task
 from ddc.solvers import SOLVERS
-from ddc.solvers.base import Solver, make_solver
+from ddc.solvers.base import Solver
 from ddc.solvers.gradients import GradientSolver
 from ddc.tiling import plan_for
 from ddc.web import shown
@@ -199,8 +199,8 @@ class Service:
         result = self.pipe(picture, task, **options)
         height, width = result.picture.size
         work = result.evaluations * len(result.samples[0]) * min(height * width, self.pipe.tile**2) / 1e6
-        if work > 0:
-            name = make_solver(options["solver"]).name
+        name = result.solvers[0]  # empty where a result was taken back
+        if work > 0 and name:
             self.rates[name], self.measured[name] = result.seconds / work, time.monotonic()
         return result
 
@@ -452,11 +452,10 @@ def _mask(picture: Picture, painted: Array | None, remove: bool = False) -> Tens
 
 def _summary(result: RestorationResult, choices: Choices, std: Tensor | None) -> str:
     height, width = result.picture.size
-    text = (
-        f"**{width} × {height} pixels in {result.seconds:.1f} s**: {result.tasks[0]} with {choices.solver}, "
-        f"{choices.steps} steps, "
-        f"{result.evaluations} network evaluations"
-    )
+    text = f"**{width} × {height} pixels in {result.seconds:.1f} s**: {result.tasks[0]}"
+    if solver := result.solvers[0]:
+        steps = f"{choices.steps} steps, " if solver == choices.solver else ""
+        text += f" with {solver}, {steps}{result.evaluations} network evaluations"
     if std is None:
         return text + "."
     return (
