@@ -51,7 +51,7 @@ FINEST_JPEG = 96  # quality from which on the errors are those of rounding
 NOISE_OF_SHAKEN = 0.02  # σ that covers the errors of an estimated kernel
 # Shares of the restoration in the result at two JPEG qualities. The picture's coefficients and the restoration's were
 # rounded to the same values, and so are those of their mean, which has less error than both.
-JPEG_SHARES = ((10, 30), (0.8, 0.5))
+JPEG_SHARES = ((10, 30), (0.8, 0.6))
 UNKNOWN = 0.1  # σ that networks are told of a picture of which nothing else is known
 # What tells that a restoration is worse than its source, see `regret`
 MOST_RESIDUAL, RINGING, STRUCTURE = (1.6, 0.012), (1.25, 0.006), 3.0
