@@ -13,7 +13,6 @@ from ddc.errors import UserError
 from ddc.estimates import (
     NOTICEABLE,
     BlurEstimate,
-    diagnose,
     estimate_blur,
     estimate_sigma,
     is_possible,
@@ -67,36 +66,6 @@ def test_the_noise_before_jpeg_is_told(tmp_path: Path, quality: int, sampling: i
     assert (by_pixels_alone < 0.8 * sigma) == (quality < 95)  # fine files lose little
     assert estimate_sigma(saved(data.coffee())) < NOTICEABLE
     assert estimate_sigma(saved(with_noise(data.coffee()[..., 0], sigma))) == pytest.approx(sigma, rel=0.2)
-
-
-def test_what_is_wrong_is_found(tmp_path: Path) -> None:
-    photograph = data.coffee()
-    assert diagnose(Picture(photograph)).task is None
-    noisy = diagnose(Picture(with_noise(photograph, 0.05)))
-    assert noisy.task == "denoise" and noisy.task_sigma == pytest.approx(0.05, abs=0.005)
-    soft = diagnose(Picture(gaussian_filter(photograph, (2, 2, 0))))
-    assert soft.task is not None and soft.blur is not None and soft.blur.spread == pytest.approx(2, abs=0.3)
-    both = diagnose(Picture(with_noise(gaussian_filter(photograph, (2, 2, 0)), 0.03)))
-    assert both.blur is not None and both.task == both.blur.task
-    assert both.blur.spread == pytest.approx(2, abs=0.4)
-    assert both.noisy and both.task_sigma == pytest.approx(0.03, abs=0.003)
-    alpha = np.full(photograph.shape[:2], 255, np.uint8)
-    alpha[50:60] = 0
-    holes = diagnose(Picture(with_noise(photograph, 0.05), alpha))
-    assert holes.task == "inpaint" and holes.task_sigma == 0
-    Image.fromarray(photograph).save(tmp_path / "coarse.jpg", quality=31)
-    coarse = diagnose(Picture.read(tmp_path / "coarse.jpg"))
-    assert coarse.task == "jpeg31" and coarse.task_sigma == 0
-    Image.fromarray(with_noise(photograph, 0.05)).save(tmp_path / "night.jpg", quality=92)
-    night = diagnose(Picture.read(tmp_path / "night.jpg"))
-    assert night.task == "denoise" and night.task_sigma == pytest.approx(0.05, abs=0.01)
-    # where the marks of JPEG would grow, they come first
-    for quality, family in ((75, "blur"), (40, "jpeg")):
-        Image.fromarray(gaussian_filter(photograph, (2, 2, 0))).save(tmp_path / "soft.jpg", quality=quality)
-        found = diagnose(Picture.read(tmp_path / "soft.jpg")).task
-        assert found is not None and Task.parse(found).family == family
-    tiny = diagnose(Picture(photograph[:8, :8]))
-    assert tiny.task is None and tiny.sigma is None
 
 
 def test_noise_estimate_needs_pixels() -> None:

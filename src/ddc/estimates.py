@@ -278,51 +278,6 @@ def passed_power(radius: float, length: float, angle: float, rings: int, sectors
     return passed_by(disc_kernel(radius) if radius else motion_kernel(length, angle), rings, sectors)
 
 
-class Diagnosis(NamedTuple):
-    """What seems to be wrong with a picture."""
-
-    holes: bool  # some of it is transparent
-    quality: int | None  # of its JPEG file
-    sigma: float | None  # of its noise; None if too few pixels are known
-    noisy: bool  # it has more noise than its own detail can explain
-    blur: BlurEstimate | None  # None if it looks sharp
-
-    @property
-    def task(self) -> str | None:
-        """The task that undoes the worst of it; None if nothing is wrong, except perhaps a small size."""
-        if self.holes:
-            return "inpaint"
-        quality = 100 if self.quality is None else self.quality
-        if self.blur is not None and quality >= COARSEST_TO_DEBLUR:
-            return self.blur.task
-        if quality < COARSE_JPEG:
-            return f"jpeg{quality}"
-        return "denoise" if self.noisy else None
-
-    @property
-    def task_sigma(self) -> float:
-        """The noise to assume in that task."""
-        exact = self.task is None or Task.parse(self.task).family in ("inpaint", "jpeg")
-        return 0.0 if exact or self.sigma is None else self.sigma
-
-
-def diagnose(picture: Picture) -> Diagnosis:
-    """Detects holes, JPEG artefacts, blur and noise in a picture."""
-    settings = jpeg_settings(picture.file)
-    try:
-        level = detail_of(picture)
-        sigma, noisy = noise_of(level, settings, 1 if picture.grey else 3), level >= NOTICEABLE
-    except UserError:  # too few pixels are known
-        sigma, noisy = None, False
-    try:
-        blur = estimate_blur(picture, with_jpeg_noise(picture, sigma or 0.0))
-    except UserError:  # the picture is too small
-        blur = BlurEstimate()
-    blurred = blur.spread >= BLURRED * (1 + 10 * (sigma or 0.0))  # noise hides detail as a blur does
-    holes = picture.mask is not None and not bool(picture.mask.all())
-    return Diagnosis(holes, settings and settings.quality, sigma, noisy, blur if blurred else None)
-
-
 def with_jpeg_noise(picture: Picture, sigma_y: float) -> float:
     """Returns the noise to assume if undoing a blur or a loss of size would amplify the errors of JPEG. They gather
     around edges, which is worse than the even noise of training: twice their size gives the best pictures."""
