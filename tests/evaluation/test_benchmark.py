@@ -248,6 +248,7 @@ def test_missing_packages_are_named_first(
 def test_results_schema_report_and_paired_differences(
     tiny_model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # which may hold the weights of FID
     out = tmp_path / "run"
     command = Evaluate(pictures, out, str(tiny_model), "ddc,pinv", "sr4", "0,0.05", size=SIZE, samples=2, device="cpu")
     assert command.run() == 0
