@@ -60,10 +60,12 @@ def server(tiny_model: Path) -> Iterator[SimpleNamespace]:
     assert page is None
     found = made.config.app.api
     yield SimpleNamespace(url=f"http://127.0.0.1:{bound.getsockname()[1]}", api=found, work=found.work)
-    until(lambda: not list(found.work.store.visitors.glob("*/*")))  # nothing is kept after an answer
-    made.should_exit = True
-    thread.join(30)
-    blocked.undo()
+    try:
+        until(lambda: not files_in(found.work.store.visitors))  # nothing is kept after an answer
+    finally:
+        made.should_exit = True
+        thread.join(30)
+        blocked.undo()
 
 
 def send(
@@ -227,6 +229,11 @@ def test_a_fault_of_ours_is_one_line(server: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Service, "_run", fails)
     refused(send(server, task="denoise"), 500, "MemoryError", "smaller picture")
     assert "Traceback" not in capfd.readouterr().err
+
+
+def files_in(folder: Path) -> list[str]:
+    """All files; folders may go while they are looked at."""
+    return [name for _, _, names in os.walk(folder) for name in names]
 
 
 def until(holds: Any) -> None:
