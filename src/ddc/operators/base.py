@@ -454,6 +454,8 @@ def conjugate_gradient(
     """Solves apply(x) = b for a symmetric positive `apply` from the start x, each image by itself."""
 
     def dot(u: Tensor, v: Tensor) -> Tensor:
+        if u.is_cuda:
+            return (u * v).sum((1, 2, 3), keepdim=True)
         # rows first: one sum over all would depend on the number of threads
         return (u * v).sum(-1).flatten(1).sum(1).view(-1, 1, 1, 1)
 

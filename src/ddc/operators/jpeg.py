@@ -14,7 +14,7 @@ from torch.nn.functional import avg_pool2d, pad
 from ddc.errors import UserError
 from ddc.images import to_internal, to_unit
 from ddc.noise import on_device
-from ddc.operators.base import ROUNDING, Operator, Sigma, Size
+from ddc.operators.base import ROUNDING, Operator, Sigma, Size, remember
 
 ROUNDING_ERROR = 1.0  # of a coefficient, because an encoder first rounds luma and chroma to whole levels
 DEBLURRINGS = 8  # passes that estimate the chroma before it was enlarged
@@ -41,6 +41,7 @@ CHROMA = (
 )
 
 Tables = tuple[Tensor, Tensor]  # of one plane: the DCT (8, 8) and the quantisation steps (B or 1, 1, 1, 1, 8, 8)
+_TABLES: dict[Hashable, Tables] = {}
 
 
 class JPEG(Operator):
@@ -106,12 +107,12 @@ class JPEG(Operator):
             return x + (torch.stack(rgb, dim=1) / 127.5).to(x.dtype)
 
     def _tables(self, table: str, dtype: torch.dtype, device: torch.device) -> Tables:
-        """Returns the DCT and the steps of the quality. Those of all qualities are kept on the device."""
+        """Returns the DCT and the steps of the quality. Those of all qualities are kept on the device, for all operators."""
 
         def make() -> Tables:
             return _dct().to(dtype).to(device), quantisation(table).to(dtype).to(device)
 
-        dct, steps = self.cached((table, dtype, device), make)
+        dct, steps = remember(_TABLES, (table, dtype, device), make, 16)
         return dct, steps[self.quality].view(-1, 1, 1, 1, 8, 8)
 
 

@@ -7,11 +7,13 @@ normalisation (1802.05957) keeps the critic smooth.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.functional import avg_pool2d, softplus
 from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.parametrize import cached
 
 from ddc.perceptual import unit_length
 
@@ -64,36 +66,40 @@ class Critic(nn.Module):
         return judged
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What a critic says of samples beside photographs."""
+
+    critic: Tensor  # the loss of the critic
+    generator: Tensor  # that of the samples: the numbers of photographs above theirs
+    right: Tensor  # share of the places where the critic is right
+
+
 class Adversary:
     """A critic and its training."""
 
     def __init__(self, widths: tuple[int, ...], rate: float) -> None:
         self.critic = Critic(widths)
-        self.rate = rate
         self.optimiser = torch.optim.Adam(self.critic.parameters(), rate, (0.5, 0.99))
 
     def to(self, device: torch.device) -> None:
         self.critic.to(device)
 
-    def train_critic(self, samples: Seen, photographs: Seen, mean: Seen) -> Tensor:
-        """One step of the critic; returns the share of places where it is right."""
-        real, fake = self._judge(_detached(photographs), mean), self._judge(_detached(samples), mean)
-        self.optimiser.zero_grad()
-        _losing(real, fake).backward()
-        if distributed.is_available() and distributed.is_initialized():
-            for parameter in self.critic.parameters():
-                distributed.all_reduce(parameter.grad, distributed.ReduceOp.AVG)
+    def judge(self, samples: Seen, photographs: Seen, mean: Seen) -> Verdict:
+        """One pass for both losses. The samples' is used before `learn`, which changes the critic."""
+        with cached():  # one spectral normalisation for both
+            real, fake = ([numbers.float() for numbers in self.critic(seen, mean)] for seen in (photographs, samples))
+        right = torch.stack([(a > b).float().mean() for a, b in zip(real, fake, strict=True)]).mean().detach()
+        return Verdict(_losing(real, fake), _losing(fake, [numbers.detach() for numbers in real]), right)
+
+    def learn(self, verdict: Verdict) -> None:
+        """One step of the critic."""
+        parameters = list(self.critic.parameters())
+        for parameter, gradient in zip(parameters, torch.autograd.grad(verdict.critic, parameters), strict=True):
+            if distributed.is_available() and distributed.is_initialized():
+                distributed.all_reduce(gradient, distributed.ReduceOp.AVG)
+            parameter.grad = gradient
         self.optimiser.step()
-        return torch.stack([(a > b).float().mean() for a, b in zip(real, fake, strict=True)]).mean().detach()
-
-    def loss(self, samples: Seen, photographs: Seen, mean: Seen) -> Tensor:
-        """What the generator makes small: the numbers of photographs above those of its samples."""
-        with torch.no_grad():
-            real = self._judge(photographs, mean)
-        return _losing(self._judge(samples, mean), real)
-
-    def _judge(self, picture: Seen, mean: Seen) -> list[Tensor]:
-        return [numbers.float() for numbers in self.critic(picture, mean)]
 
     def tensors(self) -> dict[str, Tensor]:
         """The state, with a first dimension of one."""
@@ -116,18 +122,15 @@ class Adversary:
                 yield f"moments.{i}.{name}", value
 
 
-def _detached(seen: Seen) -> Seen:
-    return seen[0].detach(), [feature.detach() for feature in seen[1]]
-
-
 def _losing(above: list[Tensor], below: list[Tensor]) -> Tensor:
     """The loss of the side whose numbers are to be above."""
     return torch.stack([softplus(b - a).mean() for a, b in zip(above, below, strict=True)]).mean()
 
 
-def balanced(loss: Tensor, against: Tensor, x: Tensor, share: float) -> Tensor:
-    """A loss with the gradient of `loss` for the picture x, `share` times as long as that of `against`; its value is 0."""
-    (own,) = torch.autograd.grad(loss, x, retain_graph=True)
-    (other,) = torch.autograd.grad(against, x, retain_graph=True)
-    factor = share * other.float().norm() / own.float().norm().clamp(min=1e-12)
-    return ((x - x.detach()) * (factor * own).detach()).sum()
+def balanced(score: Tensor, adversary: Tensor, x: Tensor, share: float) -> Tensor:
+    """A loss with the value of `score`. Its gradient for the pictures x is that of `score`, and that of `adversary` with
+    `share` of the length of the former."""
+    (own,) = torch.autograd.grad(score, x, retain_graph=True)
+    (other,) = torch.autograd.grad(adversary, x, retain_graph=True)
+    factor = share * own.float().norm() / other.float().norm().clamp(min=1e-12)
+    return score.detach() + ((x - x.detach()) * (own + factor * other).detach()).sum()

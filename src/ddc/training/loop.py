@@ -213,7 +213,8 @@ class _Run:
             self._check(wait=False)
             if self._due(settings.log_every) or progress.step == first_step + 1:
                 self._log(terms, rate)
-            self.stepping = time.monotonic() - begun
+            if progress.step > first_step + 1:  # the first one may compile
+                self.stepping = time.monotonic() - begun
             self._examine(self._due(settings.validate_every), self._due(settings.pictures_every))
             if self._due(settings.save_every):
                 self._save()

@@ -50,6 +50,8 @@ class Batch:
     draws: list[Draw]
     operators: list[Operator]
     measured: Measured
+    known: tuple[Tensor, Tensor]  # what the network is told of y
+    wide: Tensor  # whether there are wide holes, (B, 1, 1, 1)
 
     def part(self, indices: Sequence[int]) -> "Batch":
         """These pictures of the batch."""
@@ -63,6 +65,8 @@ class Batch:
             [self.draws[i] for i in indices],
             operators,
             measured,
+            (self.known[0][index], self.known[1][index]),
+            self.wide[index],
         )
 
     def conditions(self) -> Tensor:
@@ -128,11 +132,10 @@ class PosteriorObjective(Objective):
     def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
         drawn = round(self.settings.generator_share * batch)
         measured = self._batch(draws, batch)
-        loss, terms, means, known = self._denoise(forward, draws, measured, drawn)
+        loss, terms, means = self._denoise(forward, draws, measured, drawn)
         if drawn:
             twice = measured.part([*range(drawn)] * 2)
-            known = known[0][:drawn].repeat(2, 1, 1, 1), known[1][:drawn].repeat(2, 1, 1, 1)
-            score, found = self._generate(forward, draws, twice, means[:drawn].repeat(2, 1, 1, 1), known, step)
+            score, found = self._generate(forward, draws, twice, means[:drawn].repeat(2, 1, 1, 1), step)
             loss, terms = loss + score, terms | found
         return {"loss": loss} | {name: term.detach() for name, term in terms.items()}
 
@@ -155,48 +158,45 @@ class PosteriorObjective(Objective):
         with torch.autocast(draws.device.type, enabled=False), torch.cuda.stream(side):
             if side is not None and before is not None:
                 side.wait_event(before)
-            batch = Batch(numbers, *measure_draws(draws, numbers, self.mixes.draw))
+            truth, drawn, operators, measured = measure_draws(draws, numbers, self.mixes.draw)
+            known = PosteriorDenoiser.describe(measured, truth)
+            wide = measured[0].each(_wide, measured[2])
+            batch = Batch(numbers, truth, drawn, operators, measured, known, wide)
             if side is not None:
                 side.synchronize()
         return batch
 
-    def _denoise(
-        self, forward: Forward, draws: Draws, batch: Batch, means: int
-    ) -> tuple[Tensor, Losses, Tensor, tuple[Tensor, Tensor]]:
-        """The squared error at many noise levels, weighted, and as it is; the pictures, and what is known of them. The
-        first `means` of them are posterior means."""
+    def _denoise(self, forward: Forward, draws: Draws, batch: Batch, means: int) -> tuple[Tensor, Losses, Tensor]:
+        """The squared error at many noise levels, weighted, and as it is; the pictures, of which the first `means` are
+        posterior means."""
         truth = batch.truth
         with torch.no_grad(), torch.autocast(truth.device.type, enabled=False):
             angles = [self.angle(place / RESOLUTION) for place in draws.times(batch.numbers, RESOLUTION)]
             angles[:means] = [math.pi / 2] * means
             theta = on_device(angles, truth.device, truth.dtype).view(-1, 1, 1, 1)
             x = theta.cos().clamp(min=0) * truth + theta.sin() * draws.noise(batch.numbers, truth.shape)
-        x0, known = self.network(batch.measured, x, theta, unet=forward, conditions=batch.conditions())
+        x0, known = self.network(batch.measured, x, theta, batch.known, forward, batch.conditions())
         error = (x0 - truth).square().mean((1, 2, 3))
         of_x, of_guess, scale = coefficients(theta)
         # tasks differ in how far the truth is from what is known; without a weight the hardest would be the whole loss
         start = (of_x * x + of_guess * known[0] - truth).square().mean((1, 2, 3)).clamp(min=1e-6)
-        return (error / (scale.flatten() * start.sqrt())).mean(), {"mse": error.mean()}, x0.detach(), known
+        return (error / (scale.flatten() * start.sqrt())).mean(), {"mse": error.mean()}, x0.detach()
 
-    def _generate(
-        self, forward: Forward, draws: Draws, batch: Batch, mean: Tensor, known: tuple[Tensor, Tensor], step: int
-    ) -> tuple[Tensor, Losses]:
+    def _generate(self, forward: Forward, draws: Draws, batch: Batch, mean: Tensor, step: int) -> tuple[Tensor, Losses]:
         """The loss of one of the generator's evaluations, after those before it, and its terms; the batch holds each
         picture twice, for two samples."""
         assert self.network.generator is not None
         half, device = len(batch.numbers) // 2, batch.truth.device
         levels = list(zip(*self.network.generator, strict=True))
         last, conditions, x = step % len(levels), batch.conditions(), mean
-        wide = torch.cat([wide_holes(operator).to(device)[:1] for operator in batch.operators]).view(-1, 1, 1, 1)
         for stage, (usual, in_holes) in enumerate(levels[: last + 1]):
             names = [f"{number}/{i // half}/{stage}" for i, number in enumerate(batch.numbers)]
             with torch.no_grad(), torch.autocast(device.type, enabled=False):
-                n = torch.where(wide, in_holes, usual).to(mean)
+                n = torch.where(batch.wide, in_holes, usual).to(mean)
                 v = x.float().clamp(-1, 1) + n * draws.noise(names, mean.shape, "generator")
             with torch.set_grad_enabled(stage == last):
-                x, known = self.network(
-                    batch.measured, v / (1 + n**2).sqrt(), n.atan(), known, forward, conditions, mode=1
-                )
+                v = v / (1 + n**2).sqrt()
+                x, _ = self.network(batch.measured, v, n.atan(), batch.known, forward, conditions, mode=1)
         return self._score(x, mean, batch.truth[:half], step)
 
     def _score(self, x: Tensor, mean: Tensor, truth: Tensor, step: int) -> tuple[Tensor, Losses]:
@@ -221,10 +221,11 @@ class PosteriorObjective(Objective):
                 (torch.cat([a, b]), [torch.cat(both) for both in zip(c, d, strict=True)])
                 for (a, c), (b, d) in ((first, second), (photograph, photograph), (known, known))
             ]
-            terms["critic"] = self.adversary.train_critic(*seen)
-            terms["adversary"] = self.adversary.loss(*seen)
+            verdict = self.adversary.judge(*seen)
+            terms |= {"critic": verdict.right, "adversary": verdict.generator}
             ramp = min(1.0, step / max(s.critic_warmup, 1))
-            loss = loss + balanced(terms["adversary"], loss, x, ramp * s.w_adversary)
+            loss = balanced(loss, verdict.generator, x, ramp * s.w_adversary)
+            self.adversary.learn(verdict)
         return loss, terms
 
     def angle(self, share: float) -> float:
@@ -283,6 +284,10 @@ def energy_score(first: list[Tensor], second: list[Tensor], truth: list[Tensor])
         for x, other, x0 in zip(first, second, truth, strict=True)
     ]
     return torch.stack(scores).mean()
+
+
+def _wide(operator: Operator, sigma: Tensor) -> Tensor:
+    return wide_holes(operator).to(sigma.device).view(-1, 1, 1, 1).expand_as(sigma)
 
 
 def pyramid(x: Tensor) -> list[Tensor]:
