@@ -33,8 +33,6 @@ def psnr(x: Tensor, truth: Tensor) -> float:
 )
 def test_the_fast_path_agrees_with_float32(task: str, compile: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddc.fast.GRAPH_PATIENCE", 2)  # so that most steps run as CUDA graphs
-    if compile is None:
-        monkeypatch.setenv("DDC_KERNELS", "1")
     truth = photograph(512)
     problem, y = measure(task, 0.05 if task != "jpeg10" else 0.0, to_internal(truth), ["astronaut"])
     options = {"mask": problem.operator.mask} if task == "inpaint92" else {}  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddc.cuda import FastUNet, can_compile, experimental
+from ddc.cuda import FastUNet, can_compile, can_fuse
 from ddc.errors import UserError
 from ddc.fast import agreement, default_tile, pick_device, probe, rewrap
 from ddc.jobs import is_out_of_memory
@@ -67,7 +67,7 @@ class BenchSettings:
     minutes: float = 20.0
     """Start nothing new after this many minutes."""
     compile: bool = False
-    """With DDC_KERNELS=1: compile the networks with torch.compile on CUDA instead of recording CUDA graphs."""
+    """Compile the networks with torch.compile on CUDA instead of using fused kernels and CUDA graphs."""
     autotune: bool = False
     """Compile, and let the compiler search for faster kernels."""
     solvers: bool = True
@@ -179,7 +179,7 @@ class Bench:
         self.plain = RestorationPipeline(*self.eager(plain), self.folder)
         self.plain.device = self.device
         started = time.monotonic()
-        chosen = self.settings.compile or self.settings.autotune or not experimental()
+        chosen = self.settings.compile or self.settings.autotune or not can_fuse(self.device)
         self.compiled = self.cuda and can_compile() and chosen
         self.fast = RestorationPipeline(self.prior, self.network, self.folder, self.settings.size).to(
             self.device,
