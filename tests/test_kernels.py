@@ -77,6 +77,35 @@ def test_they_equal_the_plain_way(
     assert error(one, exact(wide + scale) * (1 + scale[:1]) + shift[:1]) < ROUNDING[dtype]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("silu", [True, False])
+def test_gradients_equal_those_of_the_plain_way(kernels: Any, silu: bool, dtype: torch.dtype) -> None:
+    for batch, channels, size, groups in ((2, 96, (13, 11), 8), (1, 48, (5, 3), 16), (2, 40, (9, 8), 8)):
+        norm = random_norm(groups, channels, dtype)
+        exact = nn.GroupNorm(groups, channels, norm.eps).double().to(DEVICE)
+        exact.requires_grad_(False).load_state_dict(norm.state_dict())
+        x = (2 * random(batch, channels, *size, dtype=dtype) + 0.5).requires_grad_()
+        residual = random(batch, channels, *size, dtype=dtype).contiguous().requires_grad_()
+        bias, modulation = random(channels, dtype=dtype), random(batch, 2 * channels, dtype=dtype)
+        wide, other = (t.detach().double().requires_grad_() for t in (x, residual))
+        scale, shift = modulation.double()[:, :, None, None].chunk(2, 1)
+        offset = bias.double()[:, None, None]
+
+        total = kernels.add(x, bias, residual)
+        found = kernels.normalise(total, norm, bias, modulation, silu=silu)
+        found = found + kernels.normalise(total, norm, silu=silu)
+        plain = wide + offset + other
+        expected = exact(plain + offset) * (1 + scale) + shift, exact(plain)
+        result = sum(F.silu(part) if silu else part for part in expected)
+        back = random(*found.shape, dtype=dtype)
+        for a, b in zip(
+            torch.autograd.grad(found, (x, residual), back),
+            torch.autograd.grad(result, (wide, other), back.double()),
+            strict=True,
+        ):
+            assert error(a, b) < 3 * ROUNDING[dtype]
+
+
 def test_sums_are_used_again_and_other_layouts_are_taken(kernels: Any) -> None:
     norm, x = random_norm(4, 32, torch.float32), random(1, 32, 34, 33)
     total = kernels.add(x, random(32))

@@ -3,12 +3,14 @@
 A convolution's bias, a residual, a scale and shift by the time, and SiLU are part of the same kernels. Pictures are channels
 last, float16, bfloat16 or float32; sums are float32. A small picture is normalised by one kernel, with a program for each
 group. A larger one is read by many programs, which sum over parts of its pixels; a second kernel adds these sums up and
-normalises. The first is not needed where an addition or a concatenation has summed before. Nothing here is differentiable.
+normalises. The first is not needed where an addition or a concatenation has summed before. Normalisations and additions can
+be differentiated by x, not by their parameters.
 
 This file is imported where Triton is installed and a GPU is used, see `ddc.cuda`.
 """
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -150,13 +152,71 @@ def _normalise_whole(
     tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
 
 
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def _go_back(
+    x, gradient, made, out, pixels, channels, part,
+    SILU: tl.constexpr, LAST: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Backwards through SiLU to z = x · factor + summand: of each part, the sums of dz and of dz · x; LAST: the gradient of x.
+
+    made: (B, 4, C), the factor and the summand; and for LAST what is added to dz · factor, as a number and as a factor of x
+    """
+    c = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    image = tl.program_id(2)
+    inside = c < channels
+    begin = tl.program_id(1) * part
+    end = tl.minimum(begin + part, pixels)
+    table = made + image * 4 * channels + c
+    factor = tl.load(table, mask=inside, other=0.0)[None, :]
+    summand = tl.load(table + channels, mask=inside, other=0.0)[None, :]
+    if LAST:
+        constant = tl.load(table + 2 * channels, mask=inside, other=0.0)[None, :]
+        slope = tl.load(table + 3 * channels, mask=inside, other=0.0)[None, :]
+    base = image.to(tl.int64) * pixels * channels
+    total = tl.zeros([ROWS, COLS], tl.float32)
+    products = tl.zeros([ROWS, COLS], tl.float32)
+    for row in range(begin, end, ROWS):
+        p = row + tl.arange(0, ROWS)
+        mask = (p < end)[:, None] & inside[None, :]
+        at = base + p[:, None] * channels + c[None, :]
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        dz = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
+        if SILU:
+            z = value * factor + summand
+            sigmoid = tl.sigmoid(z)
+            dz *= sigmoid * (1.0 + z * (1.0 - sigmoid))
+        if LAST:
+            tl.store(out + at, (dz * factor + constant + slope * value).to(out.dtype.element_ty), mask=mask)
+        else:
+            total += dz
+            products += dz * value
+    if not LAST:
+        place = out + (image * tl.num_programs(1) + tl.program_id(1)) * 2 * channels + c
+        tl.store(place, tl.sum(total, 0), mask=inside)
+        tl.store(place + channels, tl.sum(products, 0), mask=inside)
+
+
 def add(x: Tensor, bias: Tensor | None, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """x + bias + residual, which remembers its sums for a normalisation that follows."""
-    x = packed(x)
-    out = torch.empty_like(x) if out is None else out
-    sums = _sums(x, bias, None if residual is None else packed(residual), out)
-    out.channel_sums = sums  # type: ignore[attr-defined]
-    return out
+    """x + bias + residual, which remembers its sums for a normalisation that follows. `out` is for where no gradient is."""
+    made, sums = _Add.apply(x, bias, residual, out)
+    made.channel_sums = sums
+    return made  # type: ignore[no-any-return]
+
+
+class _Add(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        x = packed(x)
+        out = torch.empty_like(x) if out is None else out
+        sums = _sums(x, bias, None if residual is None else packed(residual), out)
+        ctx.mark_non_differentiable(sums)
+        return out, sums
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient, None, gradient if ctx.needs_input_grad[2] else None, None
 
 
 def concatenate(first: Tensor, second: Tensor) -> Tensor:
@@ -182,12 +242,77 @@ def normalise(
 
     bias: (C,) or (B, C), of the convolution that made x
     """
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Normalise.apply(x, norm, bias, modulation, silu)  # type: ignore[no-any-return]
+    return _normalised(x, norm, bias, modulation, silu)
+
+
+class _Normalise(torch.autograd.Function):
+    """For the gradient nothing is kept but x and its sums."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, norm: nn.GroupNorm, bias: Tensor | None, modulation: Tensor | None, silu: bool
+    ) -> Tensor:
+        sums, x = getattr(x, "channel_sums", None) if bias is None else None, packed(x)
+        sums = _sums(x, bias) if sums is None else sums
+        ctx.save_for_backward(x, sums, bias, modulation)
+        ctx.norm, ctx.silu = norm, silu
+        return _normalised(x, norm, bias, modulation, silu, sums)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, sums, bias, modulation = ctx.saved_tensors
+        gradient, (batch, channels), norm = packed(gradient), x.shape[:2], ctx.norm
+        pixels, groups = x.numel() // (batch * channels), (batch, norm.num_groups, -1)
+        factor, summand, inverse, moved = _tables(sums, norm, bias, modulation, pixels)
+        cols = _columns(batch, channels)
+        blocks = triton.cdiv(channels, cols)
+        rows, part, grid = _split(batch, pixels, blocks, TILE // cols, PROGRAMS)
+        sizes = {"SILU": ctx.silu, "ROWS": rows, "COLS": cols, "num_warps": WARPS}
+        with torch.cuda.device_of(x):
+            made = torch.stack([factor, summand, factor, summand], 1).view(batch, 4, channels)
+            found = torch.empty(batch, grid[1], 2, channels, device=x.device)
+            _go_back[grid](x, gradient, made, found, pixels, channels, part, LAST=False, **sizes)
+            one, by_x = (part.view(groups) for part in found.sum(1).unbind(1))
+            count = pixels * channels // norm.num_groups
+            mean = (factor * one).sum(2, keepdim=True) / count
+            slope = -((factor * (by_x + moved * one)).sum(2, keepdim=True) / count) * inverse.square()
+            made[:, 2] = (slope * moved - mean).flatten(1)
+            made[:, 3] = slope.expand_as(factor).flatten(1)
+            out = torch.empty_like(x)
+            _go_back[grid](x, gradient, made, out, pixels, channels, part, LAST=True, **sizes)
+        return out, None, None, None, None
+
+
+def _tables(
+    sums: Tensor, norm: nn.GroupNorm, bias: Tensor | None, modulation: Tensor | None, pixels: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each picture, group and channel: factor, summand, 1/σ, and the bias less the mean."""
+    batch, channels = len(sums), sums.shape[-1]
+    groups, count = (batch, norm.num_groups, -1), pixels * channels // norm.num_groups
+    mean, square = (part.reshape(groups).sum(2, keepdim=True) / count for part in sums.sum(1).unbind(1))
+    inverse = ((square - mean.square()).clamp(min=0) + norm.eps).rsqrt()
+    weight, offset = norm.weight.float(), norm.bias.float()
+    if modulation is not None:
+        scale, shift = modulation.float().chunk(2, 1)
+        weight, offset = weight * (1 + scale), offset * (1 + scale) + shift
+    weight, offset = (part.expand(batch, channels).reshape(groups) for part in (weight, offset))
+    moved = (-mean).expand_as(weight)
+    if bias is not None:
+        moved = bias.float().expand(batch, channels).reshape(groups) + moved
+    return weight * inverse, offset + weight * inverse * moved, inverse, moved
+
+
+def _normalised(
+    x: Tensor, norm: nn.GroupNorm, bias: Tensor | None, modulation: Tensor | None, silu: bool, sums: Tensor | None = None
+) -> Tensor:
     x = packed(x)
     batch, channels = x.shape[:2]
     pixels, width = x.numel() // (batch * channels), channels // norm.num_groups
     y = torch.empty_like(x)
     given, last = (norm.weight, norm.bias, modulation, y, pixels, channels), (norm.eps, _row(bias), _row(modulation))
-    sums = getattr(x, "channel_sums", None) if bias is None else None
+    sums = getattr(x, "channel_sums", None) if bias is None and sums is None else sums
     rows, cols = next_power_of_2(pixels), next_power_of_2(width)
     with torch.cuda.device_of(x):
         if sums is None and pixels <= FEW_PIXELS and rows * cols <= WHOLE:
