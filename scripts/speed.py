@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddc.cuda import FAILURES, FastUNet
+from ddc.cuda import FastUNet
 from ddc.evaluation.speed import Bench, BenchSettings, kinds_of_kernels, random_models
 from ddc.fast import agreement, prepare_compiler, probe, rewrap
+from ddc.fused import FAILURES
 from ddc.noise import Noise
 from ddc.pipeline import RestorationPipeline
 from ddc.solvers.base import Run
@@ -39,12 +40,15 @@ class Measuring:
     def __init__(self, bench: Bench) -> None:
         self.bench, self.device = bench, bench.device
         self.many = 16 if bench.cuda else 2
+        self.first: dict[int, Tensor] = {}  # results of the gradients' first way, by batch size
 
     def fast(self, kernels: bool, graphs: bool, sizes: tuple[int, ...] = ()) -> RestorationPipeline:
         """The fast path, of which only so much is used."""
         dtype = torch.float16 if self.bench.cuda else torch.float32
         made = rewrap(
-            self.bench.prior, self.bench.network, lambda unet: FastUNet(unet, self.device, dtype, self.bench.settings.size)
+            self.bench.prior,
+            self.bench.network,
+            lambda unet: FastUNet(unet, self.device, dtype, self.bench.settings.size),
         )
         for part in made:
             unet: Any = part.unet  # type: ignore[union-attr]
@@ -78,21 +82,21 @@ class Measuring:
             same = agreement(run(), self.first.setdefault(batch, run()))
             say(f"a step of DPS, {what}, batch {batch}: {1e3 * taken:.1f} ms a picture, {memory}, {same:.1f} dB")
 
-    first: dict[int, Tensor] = {}
-
     def agreement(self, pipe: RestorationPipeline) -> None:
         size = self.bench.settings.size
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             truth = probe(*self.bench.eager(torch.float32), self.device, size)
-        say(f"pictures agree with float32's to {agreement(probe(pipe.prior, pipe.network, self.device, size), truth):.1f} dB")
+        say(
+            f"pictures agree with float32's to {agreement(probe(pipe.prior, pipe.network, self.device, size), truth):.1f} dB"
+        )
 
     @torch.no_grad()
     def one_graph(self, pipe: RestorationPipeline) -> None:
         """All five steps as one CUDA graph, with noise that was drawn before: what could still be gained."""
         side = self.bench.settings.size
-        fields = [Noise([i], device=self.device).normal((1, 3, side, side)) for i in range(6)]
+        field = Noise([0], device=self.device).normal((1, 3, side, side))
         y, problem = self.bench.measurement(1), self.bench.problem
-        noise: Any = type("Drawn", (), {"normal": lambda self, shape: fields[0]})()
+        noise: Any = type("Drawn", (), {"normal": lambda self, shape: field})()
 
         def run() -> Tensor:
             return DDC().solve(Run(y, problem, pipe.prior, noise, network=pipe.network))
@@ -101,7 +105,9 @@ class Measuring:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()
-        say(f"all five steps in one graph, batch 1: {1e3 * statistics.median(self.bench.times(graph.replay, 5)):.2f} ms")
+        say(
+            f"all five steps in one graph, batch 1: {1e3 * statistics.median(self.bench.times(graph.replay, 5)):.2f} ms"
+        )
 
     def layers(self) -> None:
         """How near the kernels are to the memory's speed, in CUDA graphs, so that launching them does not count."""
@@ -113,7 +119,10 @@ class Measuring:
             norm = nn.GroupNorm(32, channels).to("cuda", torch.float16).requires_grad_(False)
             x = torch.randn(batch, channels, side, side, device="cuda", dtype=torch.float16)
             x = x.contiguous(memory_format=torch.channels_last)
-            total, scales = kernels.add(x, norm.bias, x), torch.zeros(1, 2 * channels, device="cuda", dtype=torch.float16)
+            total, scales = (
+                kernels.add(x, norm.bias, x),
+                torch.zeros(1, 2 * channels, device="cuda", dtype=torch.float16),
+            )
             runs: dict[str, tuple[int, Callable[[], Any]]] = {  # passes over memory, and what does them
                 "norm": (3, lambda: kernels.normalise(x, norm, norm.bias, scales)),  # noqa: B023
                 "norm with sums": (2, lambda: kernels.normalise(total, norm)),  # noqa: B023
@@ -129,7 +138,11 @@ class Measuring:
         """What is measured, and about how many seconds each takes on an H200."""
         whole, eager = self.fast(True, True), self.fast(True, False)
         parts: list[tuple[str, float, Callable[[], None]]] = [
-            ("kernels and graphs", 35, lambda: self.restorations("kernels and graphs", whole, 1, self.many, profile=True)),
+            (
+                "kernels and graphs",
+                35,
+                lambda: self.restorations("kernels and graphs", whole, 1, self.many, profile=True),
+            ),
             ("gradients", 10, lambda: self.gradients("kernels and graphs", whole)),
             ("plain gradients", 25, lambda: self.gradients("neither", self.fast(False, False))),
             ("agreement", 5, lambda: self.agreement(whole)),

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddc import cuda
+from ddc import cuda, fused
 from ddc.cuda import FastUNet
 from ddc.networks import CompactUNet
 
@@ -21,9 +21,10 @@ ROUNDING = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`ddc.kernels`, which networks use on the CPU too; conftest.py has them interpreted where there is no GPU."""
-    monkeypatch.setattr(cuda, "can_fuse", lambda device: not cuda.FAILURES)
-    monkeypatch.setattr(cuda, "FAILURES", [])
-    monkeypatch.setattr(cuda.FusedFunctions, "seen", set())
+    for user in (fused, cuda):
+        monkeypatch.setattr(user, "can_fuse", lambda device: not fused.FAILURES)
+    monkeypatch.setattr(fused, "FAILURES", [])
+    monkeypatch.setattr(fused.FusedFunctions, "seen", set())
     module = importlib.import_module("ddc.kernels")
     if DEVICE.type == "cpu":
         monkeypatch.setattr(module, "PROGRAMS", 16)  # which the interpreter runs one after the other
@@ -129,10 +130,10 @@ def test_channels_are_joined(kernels: Any) -> None:
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_pixels_are_doubled(kernels: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(cuda, "doubled", lambda x, run=cuda.doubled: calls.append(1) or run(x))
+    monkeypatch.setattr(fused, "doubled", lambda x, run=fused.doubled: calls.append(1) or run(x))
     for channels in (3, 8):
         x = random(2, channels, 5, 4, dtype=dtype)
-        with cuda.FusedFunctions():
+        with fused.FusedFunctions():
             found = F.interpolate(x, scale_factor=2.0, mode="nearest")
             other = F.interpolate(x, scale_factor=2.0, mode="bilinear")
         assert torch.equal(found, F.interpolate(x, scale_factor=2.0, mode="nearest"))
@@ -183,7 +184,10 @@ def test_networks_predict_the_same(kernels: Any, kind: str, monkeypatch: pytest.
         assert error(fast(x, times), expected.double()) < 1e-5
     assert len(calls) > 10 and set(calls) == {"add", "normalise", "concatenate"}
     x.requires_grad_()
-    (gradient,) = torch.autograd.grad(fast(x, times).square().sum(), x)
+    calls.clear()
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        (gradient,) = torch.autograd.grad(fast(x, times).square().sum(), x)
+    assert set(calls) == {"add", "normalise"} and not fused.FAILURES
     plain = unet(x, times)
     plain = plain if isinstance(plain, Tensor) else plain.sample
     assert error(gradient, torch.autograd.grad(plain.square().sum(), x)[0].double()) < 1e-4
@@ -204,8 +208,8 @@ def test_a_kernel_that_cannot_be_compiled_does_no_harm(
     for network in (fast, other, fast):
         assert torch.equal(network(x, times), fast.module(x, times))
     assert caplog.text.count("the plain layers are used instead of fused kernels") == 1
-    assert "ValueError: this GPU has too few registers" in caplog.text and len(cuda.FAILURES) == 1
-    assert not cuda.usable(x)
+    assert "ValueError: this GPU has too few registers" in caplog.text and len(fused.FAILURES) == 1
+    assert not fused.usable(x)
 
 
 @pytest.mark.parametrize("name", ["add", "normalise", "concatenate"])
@@ -236,7 +240,7 @@ def test_too_little_memory_is_no_fault_of_the_kernels(kernels: Any, monkeypatch:
     monkeypatch.setattr(kernels, "add", full)
     with pytest.raises(torch.OutOfMemoryError):  # which the pipeline answers with smaller tiles
         fast(random(1, 3, 16, 16), torch.tensor([3], device=DEVICE))
-    assert not cuda.FAILURES
+    assert not fused.FAILURES
 
 
 def test_each_layer_is_compared_once_for_a_size_and_after_some_calls(
@@ -245,8 +249,8 @@ def test_each_layer_is_compared_once_for_a_size_and_after_some_calls(
     fast = FastUNet(compact().eval(), DEVICE)
     fast.kernels, fast.patience = True, 1
     checks, calls = [], []
-    monkeypatch.setattr(cuda, "agree", lambda *both, run=cuda.agree: checks.append(1) or run(*both))
-    monkeypatch.setattr(cuda, "usable", lambda x, run=cuda.usable: calls.append(1) or run(x))
+    monkeypatch.setattr(fused, "agree", lambda *both, run=fused.agree: checks.append(1) or run(*both))
+    monkeypatch.setattr(cuda, "usable", lambda x, run=fused.usable: calls.append(1) or run(x))
     x, times = random(2, 3, 16, 28), torch.tensor([3], device=DEVICE)
     fast(x, times)
     assert not calls  # a single picture does not wait for kernels to be compiled
@@ -259,19 +263,46 @@ def test_each_layer_is_compared_once_for_a_size_and_after_some_calls(
     assert len(checks) == 2 * layers
 
 
+def test_a_wrong_gradient_is_found_and_checkpoints_take_the_plain_way(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    unet = compact().to(DEVICE).eval().requires_grad_(False)
+    for parameter in unet.parameters():
+        parameter += 0.1 * torch.randn_like(parameter)
+    x, times = random(1, 3, 20, 20).requires_grad_(), torch.tensor([3], device=DEVICE)
+    (expected,) = torch.autograd.grad(unet(x, times).square().sum(), x)
+    back, calls = kernels._Normalise.backward, []
+
+    def wrong(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        calls.append(1)
+        made, *rest = back(ctx, gradient)
+        return 1.1 * made, *rest
+
+    monkeypatch.setattr(kernels._Normalise, "backward", staticmethod(wrong))
+    fast = FastUNet(unet, DEVICE)
+    fast.kernels, fast.module.checkpointing = True, True
+    for checkpointing in (True, False):
+        fast.module.checkpointing = checkpointing
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            (found,) = torch.autograd.grad(fast(x, times).square().sum(), x)
+        assert error(found, expected.double()) < 0.02  # up to the layers that came before the one that was wrong
+        assert bool(calls) == bool(fused.FAILURES) == (not checkpointing)
+
+
 def test_a_network_that_cannot_be_fused_runs_as_it_is(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "fuse", raising)
     fast = FastUNet(compact().eval(), DEVICE)
     fast.kernels = True
     x, times = random(1, 3, 16, 16), torch.tensor([3], device=DEVICE)
-    assert torch.equal(fast(x, times), fast.module(x, times)) and cuda.FAILURES
+    assert torch.equal(fast(x, times), fast.module(x, times)) and fused.FAILURES
 
 
 def test_the_time_is_projected_for_all_blocks_at_once(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     unet = compact().to(DEVICE).eval().requires_grad_(False)
     fast = FastUNet(unet, DEVICE)
     fast.kernels = True
-    blocks = [block for block in fast.fused.modules() if isinstance(block, cuda.FusedResidualBlock)]
+    blocks = [block for block in fast.fused.modules() if isinstance(block, fused.FusedResidualBlock)]
     tables = {id(block.table.func): block.table.func for block in blocks}
     (table,) = tables.values()
     held = table.weight.untyped_storage().data_ptr()

@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddc.cuda import FAILURES, FastUNet, can_compile, can_fuse
+from ddc.cuda import FastUNet
 from ddc.errors import UserError
+from ddc.fused import FAILURES, can_compile, can_fuse
 from ddc.images import to_unit
 from ddc.latents import LatentPrior
 from ddc.networks import GroupNorm, ResidualBlock, run_unet

@@ -6,7 +6,7 @@ group. A larger one is read by many programs, which sum over parts of its pixels
 normalises. The first is not needed where an addition or a concatenation has summed before. Normalisations and additions can
 be differentiated by x, not by their parameters.
 
-This file is imported where Triton is installed and a GPU is used, see `ddc.cuda`.
+This file is imported where Triton is installed and a GPU is used, see `ddc.fused`.
 """
 
 import math
@@ -197,26 +197,28 @@ def _go_back(
 
 
 def add(x: Tensor, bias: Tensor | None, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """x + bias + residual, which remembers its sums for a normalisation that follows. `out` is for where no gradient is."""
-    made, sums = _Add.apply(x, bias, residual, out)
-    made.channel_sums = sums
-    return made  # type: ignore[no-any-return]
+    """x + bias + residual, which remembers its sums for a normalisation that follows. With `out` it has no gradient."""
+    if out is None and torch.is_grad_enabled() and x.requires_grad:
+        made, sums = _Add.apply(x, bias, residual)
+        made.channel_sums = sums
+        return made
+    x = packed(x)
+    out = torch.empty_like(x) if out is None else out
+    sums = _sums(x, bias, None if residual is None else packed(residual), out)
+    out.channel_sums = sums  # type: ignore[attr-defined]
+    return out
 
 
 class _Add(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        x = packed(x)
-        out = torch.empty_like(x) if out is None else out
-        sums = _sums(x, bias, None if residual is None else packed(residual), out)
-        ctx.mark_non_differentiable(sums)
-        return out, sums
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        out = add(x, bias, residual)
+        ctx.mark_non_differentiable(out.channel_sums)  # type: ignore[attr-defined]
+        return out, out.channel_sums  # type: ignore[attr-defined]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return gradient, None, gradient if ctx.needs_input_grad[2] else None, None
+        return gradient, None, gradient if ctx.needs_input_grad[2] else None
 
 
 def concatenate(first: Tensor, second: Tensor) -> Tensor:
@@ -243,7 +245,7 @@ def normalise(
     bias: (C,) or (B, C), of the convolution that made x
     """
     if torch.is_grad_enabled() and x.requires_grad:
-        return _Normalise.apply(x, norm, bias, modulation, silu)  # type: ignore[no-any-return]
+        return _Normalise.apply(x, norm, bias, modulation, silu)
     return _normalised(x, norm, bias, modulation, silu)
 
 
@@ -305,7 +307,12 @@ def _tables(
 
 
 def _normalised(
-    x: Tensor, norm: nn.GroupNorm, bias: Tensor | None, modulation: Tensor | None, silu: bool, sums: Tensor | None = None
+    x: Tensor,
+    norm: nn.GroupNorm,
+    bias: Tensor | None,
+    modulation: Tensor | None,
+    silu: bool,
+    sums: Tensor | None = None,
 ) -> Tensor:
     x = packed(x)
     batch, channels = x.shape[:2]

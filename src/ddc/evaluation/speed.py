@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddc.cuda import FastUNet, can_compile, can_fuse
+from ddc.cuda import FastUNet
 from ddc.errors import UserError
 from ddc.fast import agreement, default_tile, pick_device, probe, rewrap
+from ddc.fused import can_compile, can_fuse
 from ddc.jobs import is_out_of_memory
 from ddc.networks import PRESETS, build_network, network_config, run_unet, unet_size_multiple
 from ddc.noise import Noise
@@ -39,7 +40,7 @@ TASK, SIGMA_Y = "sr4", 0.05
 # kinds of kernels, by parts of their names; the first that fits
 KERNELS = (
     ("attention", ("flash", "fmha", "attention")),
-    ("fused normalisation and elementwise", ("triton", "_sum_parts", "_normalise")),
+    ("fused normalisation and elementwise", ("triton", "_sum_parts", "_normalise", "_go_back")),
     ("convolution", ("conv", "fprop", "implicit_gemm", "xmma", "cudnn", "winograd")),
     ("matrix product", ("gemm", "nvjet", "cutlass", "::mm", "::bmm", "::addmm", "matmul", "einsum")),
     ("copies", ("copy", "memcpy", "memset", "contiguous", "::cat", "clone")),
