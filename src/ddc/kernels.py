@@ -129,13 +129,13 @@ def _normalise(
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def _normalise_whole(
-    x, bias, weight, offset, modulation, y, pixels, channels, width, eps, bias_row, modulation_row,
-    SILU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    x, bias, weight, offset, modulation, y, pixels, channels, eps, bias_row, modulation_row,
+    SILU: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """One group of one small picture."""
     image = tl.program_id(1)
     j, p = tl.arange(0, COLS), tl.arange(0, ROWS)
-    c, inside = tl.program_id(0) * width + j, j < width
+    c, inside = tl.program_id(0) * WIDTH + j, j < WIDTH
     mask = (p < pixels)[:, None] & inside[None, :]
     at = image.to(tl.int64) * pixels * channels + p[:, None] * channels + c[None, :]
     value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
@@ -143,7 +143,7 @@ def _normalise_whole(
         extra = tl.load(bias + image * bias_row + c, mask=inside, other=0.0).to(tl.float32)[None, :]
         value = tl.where(mask, value + extra, 0.0)
     product, summand = _coefficients(
-        tl.sum(value), tl.sum(value * value), pixels * width, eps, None, 0, weight, offset, modulation, modulation_row,
+        tl.sum(value), tl.sum(value * value), pixels * WIDTH, eps, None, 0, weight, offset, modulation, modulation_row,
         image, channels, c, inside,
     )  # fmt: skip
     value = value * product[None, :] + summand[None, :]
@@ -323,9 +323,10 @@ def _normalised(
     rows, cols = next_power_of_2(pixels), next_power_of_2(width)
     with torch.cuda.device_of(x):
         if sums is None and pixels <= FEW_PIXELS and rows * cols <= WHOLE:
-            warps = max(4, min(rows * cols // 2048, 16))
+            warps = max(4, min(rows * cols // 1024, 16))
             grid: tuple[int, ...] = (norm.num_groups, batch)
-            _normalise_whole[grid](x, bias, *given, width, *last, SILU=silu, ROWS=rows, COLS=cols, num_warps=warps)
+            sizes = {"SILU": silu, "WIDTH": width, "ROWS": rows, "COLS": cols, "num_warps": warps}
+            _normalise_whole[grid](x, bias, *given, *last, **sizes)
             return y
         sums = _sums(x, bias) if sums is None else sums
         unit = math.lcm(width, 8)  # whole groups, and whole words of 16 bytes
