@@ -28,7 +28,7 @@ GROUPS: list[tuple[int, tuple[str, ...]]] = [
     (3, ("eight_bits.py", "networks.py", "guided.py", "priors.py", "flows.py", "latents.py")),
     (3, ("perceptual.py", "inception.py", "faces.py")),
     (4, ("solvers/",)),
-    (4, ("cuda.py", "kernels.py")),
+    (4, ("cuda.py", "fused.py", "kernels.py")),
     (5, ("telling.py", "tiling.py", "estimates.py", "diagnosis/", "fast.py", "jobs.py", "pipeline.py")),
     (5, ("convert.py",)),
     (5, ("degrade.py",)),

@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddc.cuda import FastUNet, can_compile, experimental
+from ddc.cuda import FastUNet
 from ddc.errors import UserError
+from ddc.fused import FAILURES, can_compile, can_fuse
 from ddc.images import to_unit
 from ddc.latents import LatentPrior
 from ddc.networks import GroupNorm, ResidualBlock, run_unet
@@ -40,7 +41,7 @@ AGREEMENT = {torch.float16: 50.0, torch.bfloat16: 40.0}  # dB against float32 th
 LATENT_BATCH = 4  # pictures at once with a latent prior, whose solvers keep the decoder's activations
 LARGEST_BATCH = 16  # a larger batch only needs more memory, because the chip is busy
 PATIENCE = 1000  # network calls that take about as long as compiling: 200 restorations of a batch
-GRAPH_PATIENCE = 20  # network calls, four restorations of a batch, after which recording pays
+GRAPH_PATIENCE = 50  # network calls, ten restorations of a batch, after which preparing kernels and graphs pays
 TRAINED_SIZE = 256  # pixels; the networks are trained on crops of this side, and compiled for it on CUDA
 CPU_TILE = 512  # nothing is compiled on the CPU, and fewer tile borders are faster and better
 
@@ -88,8 +89,9 @@ def accelerate_models(
     """Copies of the prior and the network, prepared for `device`.
 
     dtype: "auto" is the fastest precision that agrees with float32 (on CUDA; elsewhere it is float32)
-    compile: None compiles on CUDA after so many calls that it pays, if a compiler is available; True compiles at once;
-        with DDC_KERNELS=1, other than True records CUDA graphs; on the CPU compiling gains too little and is refused
+    compile: True compiles at once on CUDA, instead of using fused kernels and CUDA graphs; None compiles where these cannot
+        be used, after so many calls that it pays, if a compiler is available; on the CPU compiling gains too little and is
+        refused
     autotune: let the compiler search for faster kernels, which takes minutes more
     batch: pictures at once; None chooses by the card's memory (1 without a card)
     size: the height and width that compiled networks are made for; other sizes run uncompiled
@@ -110,20 +112,20 @@ def accelerate_models(
     chosen = choose_dtype(prior, network, device, size) if dtype == "auto" else getattr(torch, dtype)
     fast = rewrap(prior, network, partial(FastUNet, device=device, dtype=chosen, size=size))
     batch = batch or choose_batch(*fast, device, size)
-    graphs, patience = not compile and not autotune and experimental(), 0
-    if graphs:
+    kernels, patience = not compile and not autotune and can_fuse(device), 0
+    if kernels:
         patience = GRAPH_PATIENCE
     elif compile is None and not autotune:
         patience = PATIENCE
         if not can_compile():
             logger.info("Triton or a C compiler is missing: the fast path runs without torch.compile")
-        compile = can_compile()
+        compile = can_compile() and not FAILURES  # which the compiler may share
     if compile or autotune:
         prepare_compiler()
     for part in fast:
         if part is not None and isinstance(part.unet, FastUNet):
             unet = part.unet
-            unet.graphs, unet.patience = graphs, patience
+            unet.kernels, unet.graphs, unet.patience = kernels, kernels, patience
             unet.sizes, unet.autotune = tuple(sorted({1, batch})) if compile or autotune else (), autotune
     return FastModels(*fast, chosen, batch, bool(compile or autotune))
 

@@ -111,6 +111,7 @@ def test_kernels_are_sorted_by_their_names() -> None:
     names = {
         "sm90_xmma_fprop_implicit_gemm_bf16bf16_nhwckrsc_nhwc": "convolution",
         "triton_red_fused_native_group_norm_11": "fused normalisation and elementwise",
+        "_normalise_whole": "fused normalisation and elementwise",
         "nvjet_hsh_128x256": "matrix product",
         "void pytorch_flash::flash_fwd_kernel": "attention",
         "Memcpy HtoD (Pinned -> Device)": "copies",

@@ -364,7 +364,7 @@ def evaluate(
 def device_options(options: EvaluationOptions) -> dict[str, Any]:
     """The arguments of `RestorationPipeline.to`."""
     if options.compile:
-        from ddc.cuda import can_compile
+        from ddc.fused import can_compile
 
         if not can_compile():
             raise UserError("--compile needs a CUDA device, Triton and a C compiler. Leave it out")

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddc.cuda import FastUNet, can_compile, experimental
+from ddc.cuda import FastUNet
 from ddc.errors import UserError
 from ddc.fast import agreement, default_tile, pick_device, probe, rewrap
+from ddc.fused import can_compile, can_fuse
 from ddc.jobs import is_out_of_memory
 from ddc.networks import PRESETS, build_network, network_config, run_unet, unet_size_multiple
 from ddc.noise import Noise
@@ -39,7 +40,7 @@ TASK, SIGMA_Y = "sr4", 0.05
 # kinds of kernels, by parts of their names; the first that fits
 KERNELS = (
     ("attention", ("flash", "fmha", "attention")),
-    ("fused normalisation and elementwise", ("triton", "_sum_parts", "_finish", "_normalise")),
+    ("fused normalisation and elementwise", ("triton", "_sum_parts", "_normalise", "_go_back")),
     ("convolution", ("conv", "fprop", "implicit_gemm", "xmma", "cudnn", "winograd")),
     ("matrix product", ("gemm", "nvjet", "cutlass", "::mm", "::bmm", "::addmm", "matmul", "einsum")),
     ("copies", ("copy", "memcpy", "memset", "contiguous", "::cat", "clone")),
@@ -67,7 +68,7 @@ class BenchSettings:
     minutes: float = 20.0
     """Start nothing new after this many minutes."""
     compile: bool = False
-    """With DDC_KERNELS=1: compile the networks with torch.compile on CUDA instead of recording CUDA graphs."""
+    """Compile the networks with torch.compile on CUDA instead of using fused kernels and CUDA graphs."""
     autotune: bool = False
     """Compile, and let the compiler search for faster kernels."""
     solvers: bool = True
@@ -179,7 +180,7 @@ class Bench:
         self.plain = RestorationPipeline(*self.eager(plain), self.folder)
         self.plain.device = self.device
         started = time.monotonic()
-        chosen = self.settings.compile or self.settings.autotune or not experimental()
+        chosen = self.settings.compile or self.settings.autotune or not can_fuse(self.device)
         self.compiled = self.cuda and can_compile() and chosen
         self.fast = RestorationPipeline(self.prior, self.network, self.folder, self.settings.size).to(
             self.device,
@@ -282,16 +283,9 @@ class Bench:
 
     def profile(self) -> Found:
         """Where the fast path's time goes on a GPU, by kinds of kernels, at its usual batch."""
-        from torch.profiler import ProfilerActivity, profile
-
         run = partial(self.restore, self.fast, self.fast.batch)
         self.once(run)
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            seconds = self.once(run)
-        kinds: dict[str, float] = {}
-        for event in profiler.key_averages():
-            kind = kind_of_kernel(event.key)
-            kinds[kind] = kinds.get(kind, 0.0) + event.self_device_time_total / 1e6
+        seconds, kinds = self.once(run), kinds_of_kernels(run)
         kinds["nothing runs"] = max(seconds - sum(kinds.values()), 0.0)
         return {
             "batch": self.fast.batch,
@@ -422,6 +416,20 @@ class Bench:
 
 def kind_of_kernel(name: str) -> str:
     return next((kind for kind, marks in KERNELS if any(mark in name.lower() for mark in marks)), "other")
+
+
+def kinds_of_kernels(run: Callable[[], Any]) -> dict[str, float]:
+    """Seconds that each kind of kernels takes on the GPU, the longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    kinds: dict[str, float] = {}
+    for event in profiler.key_averages():
+        kind = kind_of_kernel(event.key)
+        kinds[kind] = kinds.get(kind, 0.0) + event.self_device_time_total / 1e6
+    return dict(sorted(kinds.items(), key=lambda k: -k[1]))
 
 
 def cpu_name() -> str:
