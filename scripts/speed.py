@@ -7,6 +7,7 @@ left out. --compiled measures torch.compile instead, which takes minutes. `ddc b
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from ddc.cuda import FastUNet
 from ddc.evaluation.speed import Bench, BenchSettings, kinds_of_kernels, random_models
 from ddc.fast import agreement, prepare_compiler, probe, rewrap
-from ddc.fused import FAILURES
+from ddc.fused import FAILURES, VARIABLE
 from ddc.noise import Noise
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import make_problem
@@ -28,6 +29,7 @@ from ddc.solvers.ddc import DDC
 from ddc.solvers.gradients import DPS
 
 STARTED = time.monotonic()
+os.environ.setdefault(VARIABLE, "1")
 DPS_STEPS = 3
 # batch, channels, side: layers of the paper's networks, and two others
 SHAPES = [(16, 256, 256), (1, 256, 256), (16, 512, 64), (1, 512, 64), (1, 1024, 32), (16, 1536, 16), (1, 96, 128)]

@@ -89,9 +89,9 @@ def accelerate_models(
     """Copies of the prior and the network, prepared for `device`.
 
     dtype: "auto" is the fastest precision that agrees with float32 (on CUDA; elsewhere it is float32)
-    compile: True compiles at once on CUDA, instead of using fused kernels and CUDA graphs; None compiles where these cannot
-        be used, after so many calls that it pays, if a compiler is available; on the CPU compiling gains too little and is
-        refused
+    compile: None compiles on CUDA after so many calls that it pays, if a compiler is available; True compiles at once;
+        with DDC_KERNELS=1, other than True uses fused kernels and CUDA graphs; on the CPU compiling gains too little and
+        is refused
     autotune: let the compiler search for faster kernels, which takes minutes more
     batch: pictures at once; None chooses by the card's memory (1 without a card)
     size: the height and width that compiled networks are made for; other sizes run uncompiled

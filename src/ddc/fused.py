@@ -21,7 +21,7 @@ from ddc.networks import GroupNorm, ResidualBlock, shorten
 
 logger = logging.getLogger("ddc")
 
-VARIABLE = "DDC_KERNELS"  # "0" turns the fused kernels and CUDA graphs off
+VARIABLE = "DDC_KERNELS"  # "1" turns the fused kernels and CUDA graphs on
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # of the kernels
 LARGEST_PICTURE = 2**31  # values of one picture in one layer; the kernels count them in 32 bits
 LARGEST_TILE = 128  # channels that the kernels take at a time, of whole groups
@@ -90,7 +90,7 @@ def can_compile() -> bool:
 
 def can_fuse(device: torch.device) -> bool:
     """Whether the fused kernels are wanted and can be compiled for the device."""
-    return os.environ.get(VARIABLE) != "0" and not FAILURES and _is_recent(device) and can_compile()
+    return os.environ.get(VARIABLE) == "1" and not FAILURES and _is_recent(device) and can_compile()
 
 
 @cache

@@ -68,7 +68,7 @@ class BenchSettings:
     minutes: float = 20.0
     """Start nothing new after this many minutes."""
     compile: bool = False
-    """Compile the networks with torch.compile on CUDA instead of using fused kernels and CUDA graphs."""
+    """With DDC_KERNELS=1: compile the networks with torch.compile on CUDA instead of using fused kernels and CUDA graphs."""
     autotune: bool = False
     """Compile, and let the compiler search for faster kernels."""
     solvers: bool = True
