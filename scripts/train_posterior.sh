@@ -23,9 +23,10 @@ case $part in
 mean)
   $ddc train posterior $common $paper $wide --batch-size 96 --init "${INIT:-$repository/models/no-lpips/network}" ;;
 generator)
-  # two samples of half of the pictures, so that means and samples are batches of one size, which is compiled once
-  $ddc train posterior $common $paper $wide --batch-size 96 --generator-share 0.5 --generator 0.5 --generator-wide 1 \
-    --mean-share 0.1 --w-adversary 1 --init "${INIT:-$runs/mean/posterior}" ;;
+  # two samples or a sharp estimate of two thirds of the pictures, so that means and these are batches of one size, which is
+  # compiled once; CRITIC continues with the critic of the round before
+  $ddc train posterior $common $paper $wide --batch-size 96 --generator-share 0.6667 --sharp-share 0.5 --generator 0.5 \
+    --generator-wide 1 --mean-share 0.8 --w-adversary 1 ${CRITIC:+--critic "$CRITIC"} --init "${INIT:-$runs/mean/posterior}" ;;
 *)
   sed -n '2,10p' "$0" >&2
   exit 2 ;;

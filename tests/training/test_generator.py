@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 from training_parts import TINY
@@ -19,7 +20,7 @@ from ddc.networks import build_network
 from ddc.noise import Noise
 from ddc.perceptual import LPIPS
 from ddc.priors import DataConsistency
-from ddc.problems import make_problem
+from ddc.problems import make_problem, measure
 from ddc.solvers.base import Run
 from ddc.solvers.posterior import INPUTS, Posterior, PosteriorDenoiser
 from ddc.training.adversary import Adversary, balanced
@@ -28,11 +29,12 @@ from ddc.training.posterior import PosteriorObjective, energy_score, pyramid
 from ddc.training.settings import PosteriorSettings
 from tiny import tiny_unet
 
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 CONFIG = {"_class_name": "CompactUNet", "out_channels": 3, "conditions": 9} | TINY
 
 
 def score_of(samples: Tensor, truth: Tensor) -> float:
-    return float(energy_score([samples[0]], [samples[1]], [truth]))
+    return float(energy_score(samples[0], samples[1], truth).mean())
 
 
 def test_the_energy_score_prefers_the_true_distribution() -> None:
@@ -87,7 +89,7 @@ def test_the_score_falls_and_samples_stay_different(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = PosteriorDenoiser(build_network(CONFIG | {"in_channels": 11}))
     options = {"tasks": "denoise", "sigma_max": 0.15, "crop": 16, "w_features": 0.0}
-    levels = {"generator_share": 1.0, "generator": (1.0,), "generator_wide": (2.0,)}
+    levels = {"generator_share": 1.0, "generator": (1.0,), "generator_wide": (2.0,), "sharp_share": 0.5}
     settings = PosteriorSettings(data=(tmp_path,), out=tmp_path / "run", **options, **levels)  # type: ignore[arg-type]
     objective = PosteriorObjective(settings, network, LPIPS("alex"))
     optimiser = torch.optim.AdamW(network.parameters(), 0.005)
@@ -106,6 +108,32 @@ def test_the_score_falls_and_samples_stay_different(tmp_path: Path) -> None:
     runs = (Run(y, problem, None, Noise([seed, seed + 1]), posterior=network) for seed in (100, 200))
     first, second = (Posterior(realism=1.0).solve(run) for run in runs)
     assert (first - second).square().mean().sqrt() > 0.01  # the squared error alone would make them one picture
+    runs = (Run(y, problem, None, Noise([seed, seed + 1]), posterior=network) for seed in (100, 200))
+    sharp, again = (Posterior(realism=0.5).solve(run) for run in runs)
+    assert torch.equal(sharp, again)  # nothing in it is random
+    assert (sharp - truth).square().mean() < (first - truth).square().mean()
+
+
+def test_the_dial_passes_the_sharp_estimate() -> None:
+    torch.manual_seed(0)
+    unet = build_network(CONFIG | {"in_channels": 11})
+    torch.nn.init.normal_(unet.exit.weight, std=0.1)
+    network = PosteriorDenoiser(unet, ([1.0, 0.5], [2.0, 0.5]), sharp=True)
+    problem, y = measure("sr2", 0.05, torch.rand(2, 3, 16, 16) * 2 - 1, ["a", "b"])
+
+    def solve(realism: float) -> tuple[Tensor, int]:
+        run = Run(y, problem, None, Noise([1, 2]), posterior=network)
+        solver = Posterior(realism=realism)
+        return solver.solve(run), solver.settled(problem, {"posterior": network}).evaluations()
+
+    made = {realism: solve(realism) for realism in (0.0, 0.25, 0.5, 0.75, 1.0)}
+    assert [count for _, count in made.values()] == [1, 3, 3, 5, 3]
+    mean, quarter, sharp, much, sample = (picture for picture, _ in made.values())
+    assert min((mean - sharp).abs().max(), (sharp - sample).abs().max()) > 0.01
+    assert torch.allclose(quarter, (mean + sharp) / 2, atol=1e-6)
+    assert torch.allclose(much, (sharp + sample) / 2, atol=1e-6)
+    network.sharp = False
+    assert torch.equal(solve(1.0)[0], sample) and torch.allclose(solve(0.5)[0], (mean + sample) / 2, atol=1e-6)
 
 
 def test_levels_must_fit(tmp_path: Path) -> None:
@@ -142,13 +170,29 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path: Path, adve
     )
     words += " --precision fp32 --tasks denoise:photo=0.5:blind=0.5,sr2 --pictures-every 0 --schedule constant"
     words += " --generator-share 0.5 --w-features 0 --learning-rate 0.01 --warmup 1"
-    words += " --w-adversary 1 --critic-warmup 1" if adversary else ""
+    words += " --w-adversary 1 --critic-warmup 1 --sharp-share 0.5" if adversary else ""
     for run, steps in (("whole", 4), ("parts", 2), ("parts", 4)):
         assert main([*words.split(), "--out", str(tmp_path / run), "--steps", str(steps)]) == 0
     whole, parts = (PosteriorDenoiser.from_pretrained(tmp_path / run / "posterior") for run in ("whole", "parts"))
     states = zip(whole.state_dict().items(), parts.state_dict().values(), strict=True)
     assert all(torch.equal(ours, theirs) for (_, ours), theirs in states)
     assert float(whole.unet.exit.weight.abs().max()) > 0  # it begins at zero
+    assert whole.sharp == adversary
+    if adversary:
+        (critic,) = (tmp_path / "whole" / "checkpoints").glob("step-00000004/objective.safetensors")
+        settings = PosteriorSettings(
+            data=(),
+            out=tmp_path,
+            generator_share=1.0,
+            w_adversary=1.0,
+            critic=critic,
+            network=str(tmp_path / "tiny.json"),
+        )
+        begun = PosteriorObjective.from_settings(settings).tensors()
+        assert all(torch.equal(value, begun[name]) for name, value in load_file(critic).items())
+        for wrong in (tmp_path / "absent", tmp_path / "tiny.json", tmp_path / "whole" / "posterior" / WEIGHTS):
+            with pytest.raises(UserError, match="does not hold a critic"):
+                Adversary((64, 192, 384, 256, 256), 1e-3).read(wrong)
 
 
 def test_a_critic_learns_what_samples_lack() -> None:

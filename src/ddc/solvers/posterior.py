@@ -6,7 +6,9 @@ from there by the generator, the same network in another mode, trained to jump f
 an SDE: DPM-Solver++(2M) (Lu et al. 2022, arXiv 2211.01095), with n falling to 0 by Karras' spacing (2206.00364).
 
 Between the mean and a sample, the generator's picture is mean + realism · (sample − mean): if the sample is one of the
-posterior, its squared error is 1 + realism² times the least. The SDE starts at less noise instead.
+posterior, its squared error is 1 + realism² times the least. A network with a sharp estimate, which is trained to look like
+the truth and draws nothing at random, has it in the middle: the picture goes from the mean to it, and from it to a sample.
+The SDE starts at less noise instead.
 """
 
 import dataclasses
@@ -33,7 +35,8 @@ from ddc.solvers.base import Run, Solver
 INPUTS: tuple[Input, ...] = ("wiener", "projection", "mask", "sigma")
 # What a network with conditions is told of a picture; all are 0 where nothing is known.
 CONDITIONS = 9
-MODE = 0  # 0: the mean and the SDE; 1: the generator
+MODE = 0  # 0: the mean and the SDE; 0.5: the sharp estimate; 1: the generator
+SHARP, SAMPLE = 0.5, 1.0  # these modes, and their realism
 BLIND = 1  # 1 if the operator is unknown, and told as the identity
 QUALITY = 2  # of JPEG: (100 − quality) / 100 of the last saving
 # 0.5 ln(power of the noise / that of white noise with the same σ), of luma and of chroma: above 1/4 cycle a pixel, above 1/8,
@@ -53,7 +56,8 @@ class Posterior(Solver):
     steps: int = 20
     """Network evaluations of a sample by the SDE; the first is the mean. The generator has its own number."""
     realism: float | None = None
-    """0 is the estimate with the least error, 1 a sample. None is 1 in wide holes, else what the network states."""
+    """0 is the estimate with the least error, 1 a sample, and 0.5 the sharp estimate of a network that has one. None is 1
+    in wide holes, else what the network states."""
     sampler: Literal["auto", "generator", "sde"] = "auto"
     """How a sample is drawn; auto is the generator if the network was trained as one."""
     wide: bool | None = None
@@ -84,7 +88,9 @@ class Posterior(Solver):
             wide = bool(found[0])
         if realism is None and wide is not None:  # else each picture of the batch has its own
             realism = 1.0 if wide else getattr(network, "realism", 0.0)
-        steps = 1 + len(generator[0]) if generator and sampler == "generator" else self.steps
+        steps = self.steps
+        if generator and sampler == "generator":
+            steps = 1 + len(generator[0]) * sum(_stages(realism, network.sharp))
         return dataclasses.replace(self, sampler=sampler, wide=wide, realism=realism, steps=steps)
 
     @torch.no_grad()
@@ -105,16 +111,35 @@ class Posterior(Solver):
             if chosen.wide is None
             else torch.tensor([chosen.wide], device=zero.device)
         )
-        wide = wide.view(-1, 1, 1, 1)
-        x = mean
-        for i, (usual, in_holes) in enumerate(zip(*network.generator, strict=True)):
+        wide, (has_sharp, has_sample) = wide.view(-1, 1, 1, 1), _stages(chosen.realism, network.sharp)
+        realism = torch.where(wide, 1.0, network.realism)
+        if chosen.realism is not None:
+            realism = torch.full_like(realism, chosen.realism)
+        follow = partial(
+            self._follow_generator, run, partial(denoise, known=known), mean, wide, network.generator, count
+        )
+        sharp = follow(SHARP, 1) if has_sharp else mean
+        middle = SHARP if has_sharp else 0.0
+        picture = mean + (realism / SHARP).clamp(max=1) * (sharp - mean)
+        if has_sample:
+            sample = follow(SAMPLE, count - len(network.generator[0]))
+            picture = picture + ((realism - middle) / (1 - middle)).clamp(min=0) * (sample - sharp)
+        return picture
+
+    @staticmethod
+    def _follow_generator(
+        run: Run, denoise: Callable[..., Any], x: Tensor, wide: Tensor, levels: Any, count: int, mode: float, first: int
+    ) -> Tensor:
+        """The generator's picture, from the mean x; its evaluations are `first` and so on of `count`."""
+        for i, (usual, in_holes) in enumerate(zip(*levels, strict=True), first):
             n = torch.where(wide, in_holes, usual).to(x)
-            v = x.clamp(-1, 1) + n * run.normal()
-            x, known = denoise(v / (1 + n**2).sqrt(), n.atan(), known=known, mode=1)
-            run.at(i + 1, count, round(1000 * math.atan(usual) / (math.pi / 2)))
+            v = x.clamp(-1, 1)
+            if mode == SAMPLE:
+                v = v + n * run.normal()
+            x, _ = denoise(v / (1 + n**2).sqrt(), n.atan(), mode=mode)
+            run.at(i, count, round(1000 * math.atan(usual) / (math.pi / 2)))
             run.show(x, (v - x) / n)
-        realism = torch.where(wide, 1.0, network.realism) if chosen.realism is None else chosen.realism
-        return mean + realism * (x - mean)
+        return x
 
     def _follow_sde(self, run: Run, denoise: Callable[..., Any], x0: Tensor, known: Any) -> Tensor:
         """The sample at the end of the SDE, which starts with noise on the mean x0."""
@@ -144,8 +169,16 @@ class Posterior(Solver):
 
     def evaluations(self) -> int:
         realism = 1.0 if self.realism is None else self.realism
-        share = math.ceil(realism) if self.sampler == "generator" else realism
-        return 1 + math.ceil(share * (self.steps - 1))
+        if self.sampler == "generator":
+            return self.steps if realism else 1
+        return 1 + math.ceil(realism * (self.steps - 1))
+
+
+def _stages(realism: float | None, sharp: bool) -> tuple[bool, bool]:
+    """Whether the sharp estimate of a network, if it has one, and a sample are needed; None is any realism."""
+    if realism is None:
+        return sharp, True
+    return sharp and 0 < realism < 1, realism > (SHARP if sharp else 0)
 
 
 def wide_holes(operator: Operator) -> Tensor:
@@ -165,9 +198,11 @@ class PosteriorDenoiser(nn.Module):
         generator: tuple[list[float], list[float]] | None = None,
         realism: float = 0.0,
         doubt: float = 1.0,
+        sharp: bool = False,
     ) -> None:
         """`generator`: the noise levels after the mean, and those in wide holes. `realism` is the usual one. `doubt`: how
-        many times as wide as between samples the intervals of 90 % are, as calibrated."""
+        many times as wide as between samples the intervals of 90 % are, as calibrated. `sharp`: whether the generator also
+        has a sharp estimate."""
         super().__init__()
         config: Any = unet.config
         expected, actual = 3 + sum(CHANNELS[name] for name in INPUTS), int(config["in_channels"])
@@ -184,7 +219,7 @@ class PosteriorDenoiser(nn.Module):
             if not (isinstance(value, (int, float)) and 0 <= value <= most):
                 raise UserError(f"the {name} of a posterior network is {str(value)[:40]}; expected 0 to {most}")
         self.unet, self.conditional, self.generator = unet, bool(told), generator
-        self.realism, self.doubt = float(realism), float(doubt)
+        self.realism, self.doubt, self.sharp = float(realism), float(doubt), bool(sharp and generator)
 
     def forward(
         self,
@@ -194,12 +229,12 @@ class PosteriorDenoiser(nn.Module):
         known: tuple[Tensor, Tensor] | None = None,
         unet: Callable[..., Tensor] | None = None,
         conditions: Tensor | None = None,
-        mode: int = 0,
+        mode: float | Tensor = 0.0,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """x̂0 for x_t and θ, (B or 1, 1, 1, 1). Also returns what depends on y alone, which the next step passes as `known`.
 
         In training `unet` is the wrapped form of the network's own U-Net. `conditions`, (B or 1, 9), say more about the
-        measurement, see `CONDITIONS`; `mode` is set in them.
+        measurement, see `CONDITIONS`; `mode`, for all or for each picture, is set in them.
         """
         operator, y, sigma = measured
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
@@ -234,7 +269,7 @@ class PosteriorDenoiser(nn.Module):
         config = read_config(Path(folder))
         if not config.pop("posterior", False):
             raise UserError(f'{folder} is not a posterior network: its config.json does not say "posterior": true')
-        own = {name: config.pop(name) for name in ("generator", "realism", "doubt") if name in config}
+        own = {name: config.pop(name) for name in ("generator", "realism", "doubt", "sharp") if name in config}
         return PosteriorDenoiser(load_network(folder, config), **own).eval()
 
     @staticmethod
@@ -262,9 +297,9 @@ class PosteriorDenoiser(nn.Module):
         return made
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
-        own = {"posterior": True, "realism": self.realism, "doubt": self.doubt} | (
-            {"generator": self.generator} if self.generator else {}
-        )
+        own: dict[str, Any] = {"posterior": True, "realism": self.realism, "doubt": self.doubt}
+        if self.generator:
+            own |= {"generator": self.generator, "sharp": self.sharp}
         save_network(self.unet, folder, extra_config=own | options.pop("extra_config", {}), **options)
 
 

@@ -8,13 +8,18 @@ normalisation (1802.05957) keeps the critic smooth.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, distributed, nn
 from torch.nn.functional import avg_pool2d, softplus
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrize import cached
 
+from ddc.errors import UserError
+from ddc.networks import shorten
 from ddc.perceptual import unit_length
 
 WIDTH = 96
@@ -104,6 +109,19 @@ class Adversary:
     def tensors(self) -> dict[str, Tensor]:
         """The state, with a first dimension of one."""
         return {name: value.detach().clone()[None] for name, value in self._state()}
+
+    def read(self, path: Path) -> None:
+        """Take the state from a file of a checkpoint."""
+        try:
+            tensors = load_file(path)
+            if missing := [name for name, _ in self._state() if name not in tensors]:
+                raise KeyError(missing[0])
+            self.restore(tensors)
+        except (OSError, SafetensorError, RuntimeError, KeyError) as error:
+            raise UserError(
+                f"{path} does not hold a critic ({shorten(error)}); expected objective.safetensors of a checkpoint of a run "
+                "with --w-adversary"
+            ) from None
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         for parameter in self.critic.parameters():  # the moments appear with the first step

@@ -7,12 +7,15 @@ The generator learns to draw samples. The energy score of two samples x, x′ of
 for diffusion models De Bortoli et al. 2025, arXiv 2502.02483): the last term keeps them from becoming one picture. It is
 taken at each place, of the pixels at several scales and of AlexNet's features, with the weights of LPIPS. What the score
 does not see, such as the joint texture of distant places, an adversary can (adversary.py).
+
+The sharp estimate has the same loss without the last term, ‖x − x0‖: the one picture nearest to the truth by these distances.
 """
 
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 
 import torch
@@ -29,7 +32,7 @@ from ddc.perceptual import LPIPS, judge_samples, rolled, unit_length
 from ddc.pipeline import PARTS
 from ddc.priors import DataConsistency, Measured, read_preset
 from ddc.solvers.base import Run
-from ddc.solvers.posterior import Posterior, PosteriorDenoiser, coefficients, wide_holes
+from ddc.solvers.posterior import SAMPLE, SHARP, Posterior, PosteriorDenoiser, coefficients, wide_holes
 from ddc.training.adversary import Adversary, balanced
 from ddc.training.data import Draw, Draws, MixedOperator, Mixes, example_run, measure_draws
 from ddc.training.objectives import Forward, Losses, Objective, figures_of
@@ -97,9 +100,12 @@ class PosteriorObjective(Objective):
                     "a generator needs as many --generator-wide as --generator levels, and a network with conditions"
                 )
             self.network.generator = list(s.generator), list(s.generator_wide)
+            self.network.sharp = s.sharp_share > 0
         self.adversary: Adversary | None = None
         if s.generator_share and s.w_adversary and self.lpips is not None:
             self.adversary = Adversary(self.lpips.features.widths, s.critic_rate)
+            if s.critic is not None:
+                self.adversary.read(s.critic)
 
     @classmethod
     def from_settings(cls, settings: PosteriorSettings) -> "PosteriorObjective":
@@ -130,12 +136,15 @@ class PosteriorObjective(Objective):
     # -- the loss --------------------------------------------------------------------------------------------
 
     def losses(self, forward: Forward, draws: Draws, batch: int, step: int) -> Losses:
-        drawn = round(self.settings.generator_share * batch)
+        used = round(self.settings.generator_share * batch)  # by the generator
+        drawn = used - round(self.settings.sharp_share * used)  # with two samples
         measured = self._batch(draws, batch)
-        loss, terms, means = self._denoise(forward, draws, measured, drawn)
-        if drawn:
-            twice = measured.part([*range(drawn)] * 2)
-            score, found = self._generate(forward, draws, twice, means[:drawn].repeat(2, 1, 1, 1), step)
+        loss, terms, means = self._denoise(forward, draws, measured, used)
+        if used:
+            rows = [*range(drawn)] * 2 + [*range(drawn, used)]
+            index = on_device(rows, means.device, torch.int64)
+            x = self._generate(forward, draws, measured.part(rows), means[index], drawn, step)
+            score, found = self._score(x, means[:used], measured.truth[:used], index, step)
             loss, terms = loss + score, terms | found
         return {"loss": loss} | {name: term.detach() for name, term in terms.items()}
 
@@ -182,46 +191,43 @@ class PosteriorObjective(Objective):
         start = (of_x * x + of_guess * known[0] - truth).square().mean((1, 2, 3)).clamp(min=1e-6)
         return (error / (scale.flatten() * start.sqrt())).mean(), {"mse": error.mean()}, x0.detach()
 
-    def _generate(self, forward: Forward, draws: Draws, batch: Batch, mean: Tensor, step: int) -> tuple[Tensor, Losses]:
-        """The loss of one of the generator's evaluations, after those before it, and its terms; the batch holds each
-        picture twice, for two samples."""
+    def _generate(self, forward: Forward, draws: Draws, batch: Batch, mean: Tensor, drawn: int, step: int) -> Tensor:
+        """One of the generator's evaluations, after those before it. The first `drawn` pictures of the batch are there
+        twice, for two samples; the rest get sharp estimates."""
         assert self.network.generator is not None
-        half, device = len(batch.numbers) // 2, batch.truth.device
+        device, places = batch.truth.device, range(len(batch.numbers))
         levels = list(zip(*self.network.generator, strict=True))
         last, conditions, x = step % len(levels), batch.conditions(), mean
+        modes = on_device([SAMPLE if i < 2 * drawn else SHARP for i in places], device, torch.float32)
         for stage, (usual, in_holes) in enumerate(levels[: last + 1]):
-            names = [f"{number}/{i // half}/{stage}" for i, number in enumerate(batch.numbers)]
+            names = [f"{batch.numbers[i]}/{int(drawn <= i < 2 * drawn)}/{stage}" for i in places]
             with torch.no_grad(), torch.autocast(device.type, enabled=False):
                 n = torch.where(batch.wide, in_holes, usual).to(mean)
-                v = x.float().clamp(-1, 1) + n * draws.noise(names, mean.shape, "generator")
+                noise = draws.noise(names, mean.shape, "generator") * (modes == SAMPLE).view(-1, 1, 1, 1)
+                v = (x.float().clamp(-1, 1) + n * noise) / (1 + n**2).sqrt()
             with torch.set_grad_enabled(stage == last):
-                v = v / (1 + n**2).sqrt()
-                x, _ = self.network(batch.measured, v, n.atan(), batch.known, forward, conditions, mode=1)
-        return self._score(x, mean, batch.truth[:half], step)
+                x, _ = self.network(batch.measured, v, n.atan(), batch.known, forward, conditions, modes)
+        return x
 
-    def _score(self, x: Tensor, mean: Tensor, truth: Tensor, step: int) -> tuple[Tensor, Losses]:
-        """The loss of two samples of each picture, and its terms."""
+    def _score(self, x: Tensor, mean: Tensor, truth: Tensor, index: Tensor, step: int) -> tuple[Tensor, Losses]:
+        """The loss of the generator's pictures x, of which the i-th belongs to `truth[index[i]]`, and its terms."""
         s, lpips = self.settings, self.lpips
         assert lpips is not None
-        pairs = *x.split(len(truth)), truth
+        scored = partial(_scored, len(x) - len(truth))
         with torch.autocast(x.device.type, enabled=False):
-            terms = {"pixels": energy_score(*(pyramid(picture.float()) for picture in pairs))}
+            terms = {"pixels": scored(pyramid(x.float()), pyramid(truth))}
         loss = s.w_pixels * terms["pixels"]
         if not s.w_features and self.adversary is None:
             return loss, terms
-        shifted = rolled(step, s.lpips_shift, *pairs, mean[: len(truth)])
+        shifted = rolled(step, s.lpips_shift, x, truth, mean)
         features = [lpips.deep_features(picture) for picture in shifted]
         if s.w_features:
             with torch.autocast(x.device.type, enabled=False):
-                terms["features"] = energy_score(*(_weighted(lpips, each) for each in features[:3]))
+                terms["features"] = scored(*(_weighted(lpips, each) for each in features[:2]))
             loss = loss + s.w_features * terms["features"]
         if self.adversary is not None:
-            first, second, photograph, known = zip(shifted, features, strict=True)
-            seen = [
-                (torch.cat([a, b]), [torch.cat(both) for both in zip(c, d, strict=True)])
-                for (a, c), (b, d) in ((first, second), (photograph, photograph), (known, known))
-            ]
-            verdict = self.adversary.judge(*seen)
+            known = [(p[index], [f[index] for f in each]) for p, each in zip(shifted[1:], features[1:], strict=True)]
+            verdict = self.adversary.judge((shifted[0], features[0]), *known)
             terms |= {"critic": verdict.right, "adversary": verdict.generator}
             ramp = min(1.0, step / max(s.critic_warmup, 1))
             loss = balanced(loss, verdict.generator, x, ramp * s.w_adversary)
@@ -250,6 +256,8 @@ class PosteriorObjective(Objective):
             name = f"{task}@{sigma_y:g}"
             run, _ = self._example(task, sigma_y, crops, names)
             figures |= figures_of(name, Posterior(realism=0.0).solve(run).float(), crops, self.lpips)
+            if self.network.sharp:
+                figures |= figures_of(f"{name}/sharp", Posterior(realism=SHARP).solve(run).float(), crops, self.lpips)
             if self.network.generator is not None:
                 samples = torch.stack([to_unit(Posterior(realism=1.0).solve(run).float()) for _ in range(2)])
                 judged = judge_samples(samples, to_unit(crops))
@@ -263,26 +271,35 @@ class PosteriorObjective(Objective):
 
     @torch.no_grad()
     def pictures(self, crops: Tensor, names: list[str]) -> list[Tensor]:
-        """Truth, y at image size, the posterior mean and a sample; the tasks take turns."""
+        """Truth, y at image size, the posterior mean, the sharp estimate, if there is one, and a sample; the tasks take
+        turns."""
         tasks, rows = self.mixes.validation_tasks(), []
+        dial = (0.0, SHARP, 1.0) if self.network.sharp else (0.0, 1.0)
         for i, name in enumerate(names):
             truth = crops[i : i + 1]
             run, y = self._example(*tasks[i % len(tasks)], truth, [name])
-            made = [Posterior(realism=realism).solve(run).float().clamp(-1, 1) for realism in (0.0, 1.0)]
+            made = [Posterior(realism=realism).solve(run).float().clamp(-1, 1) for realism in dial]
             rows.append(torch.cat([truth, y.expand_as(truth), *made]))
         return rows
 
 
-def energy_score(first: list[Tensor], second: list[Tensor], truth: list[Tensor]) -> Tensor:
-    """The energy score of two samples, for lists of features (B, C, h, w): the mean over lists and places."""
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """The mean over places of the distance of features (B, C, h, w), for each picture."""
+    return ((a - b).square().sum(1) + SMALLEST_DISTANCE**2).sqrt().mean((1, 2))
 
-    def distance(a: Tensor, b: Tensor) -> Tensor:
-        return ((a - b).square().sum(1) + SMALLEST_DISTANCE**2).sqrt().mean()
 
-    scores = [
-        0.5 * (distance(x, x0) + distance(other, x0) - distance(x, other))
-        for x, other, x0 in zip(first, second, truth, strict=True)
-    ]
+def energy_score(first: Tensor, second: Tensor, truth: Tensor) -> Tensor:
+    """The energy score of two samples of each picture, for features (B, C, h, w)."""
+    return 0.5 * (distance(first, truth) + distance(second, truth) - distance(first, second))
+
+
+def _scored(drawn: int, made: list[Tensor], truth: list[Tensor]) -> Tensor:
+    """The energy score of the first and second `drawn` pictures, and the distance of the others; the mean over all of them
+    and over lists of features."""
+    scores = []
+    for x, x0 in zip(made, truth, strict=True):
+        energy = energy_score(x[:drawn], x[drawn : 2 * drawn], x0[:drawn])
+        scores.append(torch.cat([energy, energy, distance(x[2 * drawn :], x0[drawn:])]).mean())
     return torch.stack(scores).mean()
 
 

@@ -245,11 +245,13 @@ class PosteriorSettings(MixSettings):
     width: float = 1.5
     """Standard deviation of the logarithm of these noise levels."""
     generator_share: float = 0.0
-    """Share of the pictures of which the generator draws two samples, in a few evaluations after the mean; with 1/2 mean and samples are batches of one size."""
+    """Share of the pictures of which the generator draws two samples, in a few evaluations after the mean; with 1/2 mean and samples are batches of one size, with sharp estimates for half of them with 2/3."""
     generator: tuple[float, ...] = (1.0, 0.25)
     """Noise levels of the generator's evaluations after the mean."""
     generator_wide: tuple[float, ...] = (4.0, 0.5)
     """The same for pictures with wide holes."""
+    sharp_share: float = 0.0
+    """Share of these that get a sharp estimate instead of two samples: one picture, as near to the truth as pixels, AlexNet's features and the adversary can tell."""
     w_pixels: float = 1.0
     """Weight of the generator's energy score of pixels, at five scales."""
     w_features: float = 1.0
@@ -258,6 +260,8 @@ class PosteriorSettings(MixSettings):
     """Weight of an adversary of the generator: the length of its gradient at the samples, relative to that of the energy scores; 0 trains without one."""
     critic_rate: float = 3e-4
     """Learning rate of the adversary's critic."""
+    critic: Path | None = None
+    """A critic to begin with: the file objective.safetensors of a checkpoint."""
     critic_warmup: int = 300
     """Steps in which the adversary's weight rises from 0."""
     lpips_shift: int = 8
