@@ -1,7 +1,6 @@
 """Every table and figure of the paper runs, says what it lacks, and shows the paper's figures."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import get_args
@@ -22,9 +21,8 @@ def ship(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def small_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without VGG16, which takes most of the time, and without the models that are shipped."""
-    monkeypatch.setenv("DDC_VGG16", os.devnull + "/absent")
+def small_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small_metrics: Path) -> None:
+    """Without the largest networks of the metrics, and without the models that are shipped."""
     ship(monkeypatch, tmp_path / "shipped" / "default")
 
 
