@@ -157,7 +157,7 @@ def test_no_function_is_too_long() -> None:
 # ---------------------------------------------------------------------------------------------------------
 # the way of a picture: how often it passes from one file to another (scripts/walk.py)
 
-LIMITS = {"restore": 25, "evaluate": 30, "train": 31}
+LIMITS = {"restore": 25, "evaluate": 30, "train": 28}
 
 CONFIG = """{"_class_name": "CompactUNet", "channels": [8, 16], "encoder_blocks": [1, 1], "decoder_blocks": [1],
 "groups": 4, "head_dim": 8, "out_channels": 3, "inputs": ["y"]}"""
@@ -185,7 +185,8 @@ def test_a_picture_passes_few_files(command: str, tiny_model: Path, tmp_path: Pa
     )
     assert ran.returncode == 0, ran.stderr
     *hops, last = ran.stdout.splitlines()
-    special = ("_forecast_text", "telling.py:tick ->")  # on a slow computer
+    # on a slow computer, and where VGG16's weights are absent
+    special = ("_forecast_text", "telling.py:tick ->", "perceptual.py:__init__ -> errors.py")
     count = int(last.split()[0]) - sum(any(part in hop for part in special) for hop in hops)
     assert count >= 15 and count <= LIMITS[command], "\n".join(hops)
     assert any(hop.startswith(f"cli/__init__.py:main -> cli/{command}.py:run") for hop in hops)

@@ -95,7 +95,7 @@ def test_a_crop_is_a_window_of_its_picture(mixed: Path) -> None:
     crops, numbers = draws.take(12)
     for crop, number in zip(crops, numbers, strict=True):
         place = draws._place(number)
-        whole = np.array(Image.open(mixed / pool.names[place.index]))
+        whole = np.array(Image.open(mixed / pool.names[place.picture]))
         window = whole[place.top : place.top + 32, place.left : place.left + 32]
         window = window[:, ::-1] if place.mirrored else window
         assert np.array_equal(((crop.permute(1, 2, 0).numpy() + 1) * 127.5).round(), window)
@@ -112,7 +112,7 @@ def test_the_nth_draw_depends_on_seed_and_number_alone(pictures: Path) -> None:
     again.position = 6
     assert torch.equal(again.take(2)[0], whole[6:])
     assert not torch.equal(Draws(pool, 32, 6).take(8)[0], whole)
-    epoch = [Draws(pool, 32, 5)._place(n).index for n in range(3)]
+    epoch = [Draws(pool, 32, 5)._place(n).picture for n in range(3)]
     assert sorted(epoch) == [0, 1, 2]  # every picture once
 
 
