@@ -148,12 +148,6 @@ def split_holdout(sources: list[Source], modulo: int) -> tuple[list[Source], lis
     return [s for s in sources if not held_out(s)], [s for s in sources if held_out(s)]
 
 
-def decode(source: Source) -> Tensor | None:
-    """The picture as uint8 (3, H, W), or None if it cannot be read."""
-    pixels = read_pixels(source)
-    return None if pixels is None else torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
-
-
 def read_pixels(source: Source) -> Pixels | None:
     """uint8 (H, W, 3), or None if it cannot be read."""
     try:
