@@ -1,6 +1,7 @@
 """Fixtures that several test files use."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prior.save_pretrained(folder / "prior")
     DataConsistency(tiny_unet(6, seed=1)).save_pretrained(folder / "network")
     return folder
+
+
+@pytest.fixture(scope="module")
+def small_metrics() -> Iterator[Path]:
+    """Evaluations without VGG16 and Inception, which take most of the time; also where the user's cache has them.
+
+    Gives the cache folder of the user.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDC_VGG16", os.devnull + "/absent")
+        patch.setenv("XDG_CACHE_HOME", os.devnull)
+        yield folder

@@ -29,7 +29,7 @@ OPTIONS = ("--task", "sr2", "--steps", "1")
 
 
 @pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
+def ray(small_metrics: Path) -> Iterator[Any]:
     """Ray with two cores, and a GPU that is only declared."""
     ray = pytest.importorskip("ray", reason="ray is not installed")
     pytest.importorskip("ray.data", reason="ray[data] is not installed")

@@ -56,9 +56,8 @@ def test_vgg16_equals_the_reference_package() -> None:
         vgg = LPIPS("vgg")
     except UserError as error:
         pytest.skip(str(error))
-    x, y = pairs()
-    torch.testing.assert_close(vgg(x[:3], y[:3]), torch.tensor(VGG[:3]), atol=1e-5, rtol=0)
-    torch.testing.assert_close(vgg(x[3:], y[3:]), torch.tensor(VGG[3:]), atol=1e-5, rtol=0)
+    x, y = (part[::2] for part in pairs())
+    torch.testing.assert_close(vgg(x, y), torch.tensor(VGG[::2]), atol=1e-5, rtol=0)
 
 
 def test_dists_equals_the_reference_package() -> None:
@@ -66,8 +65,9 @@ def test_dists_equals_the_reference_package() -> None:
         dists = DISTS(LPIPS("vgg"))
     except UserError as error:
         pytest.skip(str(error))
-    x, y = ((part[:3] + 1) / 2 for part in pairs())
-    torch.testing.assert_close(dists(x, y), torch.tensor(REFERENCE_DISTS[:3]), atol=1e-5, rtol=0)
+    x, y = ((part[::2] + 1) / 2 for part in pairs())
+    torch.testing.assert_close(dists(x, y), torch.tensor(REFERENCE_DISTS[::2]), atol=1e-5, rtol=0)
+    x = x[..., :64, :64]
     torch.testing.assert_close(dists(x, x), torch.zeros(3), atol=1e-5, rtol=0)
     assert not any(p.requires_grad for p in dists.parameters())
 
@@ -151,7 +151,7 @@ def test_pickle_of_arrays_is_read() -> None:
 
 
 def source_distribution(path: Path, content: bytes) -> Path:
-    with tarfile.open(path, "w:gz") as tar:
+    with tarfile.open(path, "w:gz", compresslevel=0) as tar:
         info = tarfile.TarInfo(perceptual.VGG_SOURCE.name)
         info.size = len(content)
         tar.addfile(info, io.BytesIO(content))

@@ -21,7 +21,7 @@ NOT_RUN = ("make", "git", "pip", "python3 -m venv", "cd", "source")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, small_metrics: Path) -> Path:
     """photo.jpg, bad.jpg, small.png, soft.png, and photos/ with two pictures."""
     Image.fromarray(data.astronaut()[20:84, 170:266]).save(tmp_path / "photo.jpg", quality=90)
     Image.fromarray(data.astronaut()[20:84, 170:266]).save(tmp_path / "bad.jpg", quality=15)

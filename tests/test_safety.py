@@ -21,7 +21,7 @@ from PIL import Image
 from skimage import data
 
 from ddc.cli import main
-from ddc.datasets import decode, find_sources
+from ddc.datasets import find_sources, read_pixels
 from ddc.errors import UserError
 from ddc.images import Picture
 from ddc.jpegfile import jpeg_settings
@@ -43,7 +43,7 @@ def test_a_program_in_the_clothes_of_a_picture_is_not_run(read: Callable[[Path],
         read(path)
     assert time.monotonic() - started < 5
     assert jpeg_settings(path) is None
-    assert decode(find_sources([path])[0]) is None
+    assert read_pixels(find_sources([path])[0]) is None
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PPM", "ICO", "PCX", "TGA"])

@@ -9,7 +9,6 @@ import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,9 +18,8 @@ import torch
 from torch import Tensor
 
 from ddc.errors import UserError
-from ddc.formats import Pixels, read_size
+from ddc.formats import Pixels
 from ddc.images import Picture, from_uint8, quantise
-from ddc.noise import on_device
 from ddc.storage import Remote, located
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
@@ -150,12 +148,6 @@ def split_holdout(sources: list[Source], modulo: int) -> tuple[list[Source], lis
     return [s for s in sources if not held_out(s)], [s for s in sources if held_out(s)]
 
 
-def decode(source: Source) -> Tensor | None:
-    """The picture as uint8 (3, H, W), or None if it cannot be read."""
-    pixels = read_pixels(source)
-    return None if pixels is None else torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
-
-
 def read_pixels(source: Source) -> Pixels | None:
     """uint8 (H, W, 3), or None if it cannot be read."""
     try:
@@ -168,16 +160,15 @@ def read_pixels(source: Source) -> Pixels | None:
 def read_header(source: Source) -> Size | None:
     """Height and width, from the first bytes of a picture if they are enough."""
     try:
-        return read_size(source.read(1 << 16)) or read_size(source.read())
+        return Picture.read_size(source.read(1 << 16)) or Picture.read_size(source.read())
     except (OSError, ValueError):
         return None
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """The place of a crop: the picture's index, the crop's first row and column, and whether it is mirrored."""
 
-    index: int
+    picture: int
     top: int
     left: int
     mirrored: bool = False
@@ -205,16 +196,15 @@ class Pictures(ABC):
         text = "\n".join(f"{name} {size}" for name, size in zip(self.names, self.sizes, strict=True))
         self.fingerprint = f"{len(usable)} pictures, {hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
-    def crops(self, numbers: Sequence[int], places: Sequence[Place], side: int) -> Tensor:
-        """The crops of these draws in [-1, 1], (B, 3, side, side), on the device."""
-        pixels = self._pixels(numbers, places, side)
+    def crops(self, numbers: Sequence[int], places: Sequence[Place], table: Tensor, side: int) -> Tensor:
+        """The crops of these draws in [-1, 1], (B, 3, side, side), on the device; `table` has the places there, (B, 4)."""
+        pixels = self._pixels(numbers, places, table, side)
         if any(place.mirrored for place in places):
-            mirrored = on_device([place.mirrored for place in places], self.device, torch.bool).view(-1, 1, 1, 1)
-            pixels = torch.where(mirrored, pixels.flip(2), pixels)
+            pixels = torch.where(table[:, 3].bool().view(-1, 1, 1, 1), pixels.flip(2), pixels)
         return from_uint8(pixels.permute(0, 3, 1, 2))
 
     @abstractmethod
-    def _pixels(self, numbers: Sequence[int], places: Sequence[Place], side: int) -> Tensor:
+    def _pixels(self, numbers: Sequence[int], places: Sequence[Place], table: Tensor, side: int) -> Tensor:
         """The crops as uint8, (B, side, side, 3), not mirrored."""
 
 
@@ -227,14 +217,13 @@ class Pool(Pictures):
         super().__init__(sources, [None if pixels is None else pixels.shape[:2] for pixels in decoded], crop, device)
         flat = [pixels.reshape(-1, 3) for i in self.indices if (pixels := decoded[i]) is not None]
         self.pixels = torch.from_numpy(np.concatenate(flat)).to(device)  # (total of height·width, 3)
-        self.starts = [0, *np.cumsum([len(pixels) for pixels in flat]).tolist()]
+        self.starts = torch.tensor([0, *np.cumsum([len(pixels) for pixels in flat])], device=device)
+        self.widths = torch.tensor([size[1] for size in self.sizes], device=device)
 
-    def _pixels(self, numbers: Sequence[int], places: Sequence[Place], side: int) -> Tensor:
-        corners = [self.starts[p.index] + p.top * self.sizes[p.index][1] + p.left for p in places]
-        widths = [self.sizes[p.index][1] for p in places]
-        corner, width = on_device([corners, widths], self.device, torch.int64).view(2, -1, 1, 1)
+    def _pixels(self, numbers: Sequence[int], places: Sequence[Place], table: Tensor, side: int) -> Tensor:
+        index, top, left, _ = table.view(-1, 4, 1, 1).unbind(1)
         steps = torch.arange(side, device=self.device)
-        return self.pixels[corner + steps.view(1, -1, 1) * width + steps]
+        return self.pixels[self.starts[index] + (top + steps.view(1, -1, 1)) * self.widths[index] + left + steps]
 
 
 class Stream(Pictures):
@@ -258,7 +247,7 @@ class Stream(Pictures):
             if number not in self._coming:
                 self._coming[number] = self._executor.submit(self._decode, place, side)
 
-    def _pixels(self, numbers: Sequence[int], places: Sequence[Place], side: int) -> Tensor:
+    def _pixels(self, numbers: Sequence[int], places: Sequence[Place], table: Tensor, side: int) -> Tensor:
         self.expect(numbers, places, side)
         crops = torch.stack([self._coming.pop(number).result() for number in numbers])
         if self.device.type != "cuda":
@@ -267,7 +256,7 @@ class Stream(Pictures):
 
     def _decode(self, place: Place, side: int) -> Tensor:
         for step in range(len(self.names)):
-            index = (place.index + step) % len(self.names)
+            index = (place.picture + step) % len(self.names)
             pixels = None if index in self._broken else read_pixels(self.sources[index])
             if pixels is not None:
                 top, left = min(place.top, pixels.shape[0] - side), min(place.left, pixels.shape[1] - side)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ddc.errors import UserError
-from ddc.formats import FORMATS, KEEPS_16_BITS, KEEPS_ALPHA, Pixels, Stored, read_file, write_file
+from ddc.formats import FORMATS, KEEPS_16_BITS, KEEPS_ALPHA, Pixels, Stored, read_file, read_size, write_file
 from ddc.storage import Remote, located
 
 logger = logging.getLogger("ddc")
@@ -170,6 +170,11 @@ class Picture:
         grey = channels < 3
         colour = np.broadcast_to(pixels[:, :, :1], (*pixels.shape[:2], 3)) if grey else pixels[:, :, :3]
         return Picture(colour, alpha, 8 * pixels.dtype.itemsize, grey, icc, exif, path, content)
+
+    @staticmethod
+    def read_size(content: bytes) -> tuple[int, int] | None:
+        """Height and width, from the first bytes of a file; None if they are not enough."""
+        return read_size(content)
 
     def write(self, path: str | Path, quality: int = 95) -> None:
         """Write a file, in the format of its name. It appears whole or not at all."""

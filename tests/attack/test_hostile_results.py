@@ -190,9 +190,9 @@ def commands() -> list[list[str]]:
     return odd
 
 
+@pytest.mark.usefixtures("small_metrics")
 def test_odd_command_lines(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(place)
-    monkeypatch.setenv("DDC_VGG16", "/absent")
     for words in commands():
         code = main(words)
         error = capsys.readouterr().err

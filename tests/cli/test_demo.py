@@ -8,8 +8,9 @@ from ddc.cli import main
 
 
 def test_the_demo_writes_a_page_that_needs_nothing_from_outside(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ddc.demo.SIDE", 176)
     out = tmp_path / "demo"
     code = main(
         [

@@ -1,6 +1,7 @@
 """A run folder with known rows, for the tests of the results and of the report."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,8 @@ def write_run(folder: Path, rows: list[Row] | None = None) -> list[Row]:
                 pixels = np.random.default_rng(len(str(path))).integers(0, 256, (80, 80, 3), np.uint8)
                 Image.fromarray(pixels).save(path)
     return rows
+
+
+def without_pictures(html: str) -> str:
+    """A page without the letters of its pictures, which may be any."""
+    return re.sub(r"data:image/[^\"']*", "", html)

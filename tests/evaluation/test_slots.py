@@ -29,12 +29,12 @@ from ddc.evaluation.benchmark import (
 )
 from ddc.evaluation.results import in_order
 from ddc.evaluation.run import KEY, Timer, read_rows
-from ddc.perceptual import VGG_VARIABLE
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import make_problem
 from ddc.solvers import SOLVERS
 
 SIZE = 32
+pytestmark = pytest.mark.usefixtures("small_metrics")
 UNNEEDED = ("matplotlib", "jinja2", "skimage", "scipy", "diffusers", "rich", "accelerate")
 
 
@@ -44,11 +44,6 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i, name in enumerate(("astronaut", "coffee", "cat", "rocket", "astronaut")):
         Pillow.fromarray(getattr(data, name)()[60:110, 90 + i : 150 + i]).save(folder / f"{i}.png")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def without_vgg16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VGG_VARIABLE, os.devnull + "/absent")
 
 
 def command(pictures: Path, out: Path, model: Path, **settings: object) -> Evaluate:
@@ -98,7 +93,6 @@ def test_the_time_is_up_and_the_next_run_goes_on(
     assert missing in said and missing in (out / "report.html").read_text()
 
     monkeypatch.undo()
-    monkeypatch.setenv(VGG_VARIABLE, os.devnull + "/absent")
     assert command(pictures, out, tiny_model, minutes=5).run() == 0
     assert "missing" not in capsys.readouterr().out
     resumed = figures(out)

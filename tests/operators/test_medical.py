@@ -4,6 +4,7 @@ import pytest
 import torch
 from skimage.data import shepp_logan_phantom
 from skimage.transform import radon, resize
+from torch.nn.functional import avg_pool2d
 
 from ddc.errors import UserError
 from ddc.operators.custom import check_adjoint
@@ -38,10 +39,10 @@ def test_radon_equals_skimage_s_on_a_smooth_picture() -> None:
 
 
 def test_many_angles_determine_the_picture() -> None:
-    A = Radon((64, 64), 120)
-    few = Radon((64, 64), 8)
-    error = (A.pinv(A(PHANTOM)) - PHANTOM).square().mean().sqrt()
-    assert error < 0.05 < (few.pinv(few(PHANTOM)) - PHANTOM).square().mean().sqrt()
+    x = avg_pool2d(PHANTOM, 2)
+    A, few = Radon((32, 32), 60), Radon((32, 32), 8)
+    error = (A.pinv(A(x)) - x).square().mean().sqrt()
+    assert error < 0.05 < (few.pinv(few(x)) - x).square().mean().sqrt()
 
 
 def test_svd_of_the_masked_fourier_transform() -> None:

@@ -47,14 +47,14 @@ def test_gain_over_the_pseudo_inverse(task: str, folder: Path, truth: Tensor, tm
     network = DataConsistency(CompactUNet(7, 3, channels=(16, 32), **small), ("estimate", "sigma"), "blend")
     # from noise in one step, where the first guess from y is corrected: what little training can teach
     how: dict[str, Any] = {
-        "steps": 150,
+        "steps": 100,
         "batch_size": 8,
         "warmup": 10,
         "learning_rate": 3e-3,
         "ema": 0.9,
         "log_every": 50,
     }
-    how |= {"crop": 48, "prior": folder, "tasks": task, "sigma_max": 0.1}
+    how |= {"crop": 32, "prior": folder, "tasks": task, "sigma_max": 0.1}
     how |= {"trajectory_share": 1.0, "trajectory_steps": (1,)}
     settings = DDCSettings(data=(folder,), out=tmp_path / "run", **(QUICK | how))
     train(DDCObjective(settings, network, prior), report=lambda line: None)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ddc.datasets import Pool, Stream, decode, find_sources, load_pictures, read_header, split_holdout
+from ddc.datasets import Pool, Stream, find_sources, load_pictures, read_header, read_pixels, split_holdout
 from ddc.errors import UserError
 from ddc.images import Picture, quantise
 from ddc.training.data import Draws, centre_crops
@@ -68,19 +68,19 @@ def test_training_reads_what_restoring_reads(tmp_path: Path) -> None:
     assert [s.name for s in files] == [s.name for s in members] and len(files) == 8 + 24 + 5
     for source in (*files, *members):
         expected = Picture.read(folder / source.name).pixels
-        pixels = decode(source)
-        assert pixels is not None and pixels.dtype == torch.uint8, source.name
-        assert np.array_equal(pixels.permute(1, 2, 0), quantise(expected, 8)), source.name
+        pixels = read_pixels(source)
+        assert pixels is not None and pixels.dtype == np.uint8, source.name
+        assert np.array_equal(pixels, quantise(expected, 8)), source.name
         assert read_header(source) == expected.shape[:2], source.name
         if expected.dtype == np.uint16:  # rounded, not cut off
-            levels = pixels.permute(1, 2, 0).numpy() * 257.0
+            levels = pixels * 257.0
             assert np.abs(levels - expected).max() <= 129, source.name
 
 
 def test_16_bit_grey_keeps_its_brightness(tmp_path: Path) -> None:
     Image.fromarray(np.full((32, 32), 32768, np.uint16)).save(tmp_path / "grey.png")
-    pixels = decode(find_sources([tmp_path])[0])
-    assert pixels is not None and pixels.unique().tolist() == [128]
+    pixels = read_pixels(find_sources([tmp_path])[0])
+    assert pixels is not None and np.unique(pixels).tolist() == [128]
 
 
 def test_unreadable_and_small_pictures_are_counted_and_passed_over(mixed: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_crop_is_a_window_of_its_picture(mixed: Path) -> None:
     crops, numbers = draws.take(12)
     for crop, number in zip(crops, numbers, strict=True):
         place = draws._place(number)
-        whole = np.array(Image.open(mixed / pool.names[place.index]))
+        whole = np.array(Image.open(mixed / pool.names[place.picture]))
         window = whole[place.top : place.top + 32, place.left : place.left + 32]
         window = window[:, ::-1] if place.mirrored else window
         assert np.array_equal(((crop.permute(1, 2, 0).numpy() + 1) * 127.5).round(), window)
@@ -112,7 +112,7 @@ def test_the_nth_draw_depends_on_seed_and_number_alone(pictures: Path) -> None:
     again.position = 6
     assert torch.equal(again.take(2)[0], whole[6:])
     assert not torch.equal(Draws(pool, 32, 6).take(8)[0], whole)
-    epoch = [Draws(pool, 32, 5)._place(n).index for n in range(3)]
+    epoch = [Draws(pool, 32, 5)._place(n).picture for n in range(3)]
     assert sorted(epoch) == [0, 1, 2]  # every picture once
 
 

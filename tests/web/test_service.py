@@ -39,10 +39,19 @@ def pipe(tiny_model: Path) -> RestorationPipeline:
     return RestorationPipeline.from_pretrained(tiny_model)
 
 
-@pytest.fixture
-def work(pipe: RestorationPipeline, tmp_path: Path) -> Service:
-    made = Service(pipe, Limits(megapixels=1, minutes=5), Store(tmp_path / "files"))
+@pytest.fixture(scope="module")
+def rates(pipe: RestorationPipeline, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """The speed of this computer, measured as the page does it."""
+    made = Service(pipe, Limits(), Store(tmp_path_factory.mktemp("speed")))
     made.warm_up()
+    return made.rates
+
+
+@pytest.fixture
+def work(pipe: RestorationPipeline, rates: dict[str, float], tmp_path: Path) -> Service:
+    made = Service(pipe, Limits(megapixels=1, minutes=5), Store(tmp_path / "files"))
+    made.rates.update(rates)
+    made.measured.update(dict.fromkeys(rates, time.monotonic()))
     return made
 
 
@@ -93,7 +102,7 @@ def test_blur_is_estimated_and_suggested(tmp_path: Path) -> None:
     assert "The blur is undone" in facts
     picture = torch.from_numpy(data.coffee() / np.float32(255)).permute(2, 0, 1)[None]
     unfocused = (KernelBlur(disc_kernel(4))(picture)[0].permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
-    facts, seen = look_at(saved(tmp_path / "c.png", unfocused[60:-60, 60:-60]))
+    facts, seen = look_at(saved(tmp_path / "c.png", unfocused[60:260, 160:360]))
     assert seen.kind == "Find out" and replace(seen, kind="Blur").task.startswith("disc")
     assert seen.blur == pytest.approx(4, abs=0.15) and "a disc of about 4.0 pixels" in facts
     tiny_facts, tiny = look_at(saved(tmp_path / "b.png", blurred[:32, :32]))

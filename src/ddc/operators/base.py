@@ -150,7 +150,9 @@ class LinearOperator(Operator):
     ) -> Tensor:
         """Returns Aᵀ(AAᵀ + λI)⁻¹r = (AᵀA + λI)⁻¹Aᵀr; with λ = 0, the pseudo-inverse. Singular values up to `cutoff`
         count as zero (here they are damped); by default those that DDRM leaves out."""
-        size = size or self.image_size(r)
+        return self._regularised(r, lam, size or self.image_size(r), iterations, cutoff)
+
+    def _regularised(self, r: Tensor, lam: Sigma, size: Size, iterations: int | None, cutoff: float | None) -> Tensor:
         floor = (SINGULAR_CUTOFF if cutoff is None else cutoff) ** 2 * 0.1
         damped = lam.to(r).clamp(min=floor) if isinstance(lam, Tensor) else max(lam, floor)
 
@@ -233,15 +235,7 @@ class SVDOperator(LinearOperator):
         """Returns which singular values count as measured in DDRM, DDNM and pseudo-inverses, as booleans."""
         return self.singular_values(size, x) > SINGULAR_CUTOFF
 
-    def regularised_inverse(
-        self,
-        r: Tensor,
-        lam: Sigma,
-        size: Size | None = None,
-        iterations: int | None = None,
-        cutoff: float | None = None,
-    ) -> Tensor:
-        size = size or self.image_size(r)
+    def _regularised(self, r: Tensor, lam: Sigma, size: Size, iterations: int | None, cutoff: float | None) -> Tensor:
         s = self.singular_values(size, r)
         kept = self.measured(size, r) if cutoff is None else s > cutoff
         gain = torch.where(kept, s, 0.0) / torch.where(kept, s**2 + lam, 1.0)

@@ -130,6 +130,7 @@ class Solver(ABC):
     paper: ClassVar[dict[str, dict[type, float]]] = {}  # setting → operator → value; the first that fits is used
 
     steps: int = 100
+    """Sampling steps."""
 
     def check_settings(self) -> None:
         """Refuse settings for which the algorithm's formulas mean nothing."""
@@ -168,6 +169,19 @@ class Solver(ABC):
         if given is not None:
             return given
         return next(value for kind, value in self.paper[name].items() if isinstance(problem.operator, kind))
+
+
+@dataclass(frozen=True)
+class OneStep(Solver):
+    """A solver that repeats nothing."""
+
+    steps: int = 1
+    """Always 1: nothing is repeated."""
+
+    def __post_init__(self) -> None:
+        self.check_settings()
+        if self.steps != 1:
+            raise UserError(f"{self.name} has one step, not {self.steps}; leave its steps out")
 
 
 def make_solver(

@@ -120,9 +120,9 @@ class Bridge(nn.Module):
 class I2SB(Solver):
     """Image-to-image bridge: any operator that a bridge network was trained for."""
 
-    name: ClassVar[str] = "i2sb"
-    operators: ClassVar[type] = Operator
-    needs: ClassVar[tuple[str, ...]] = ("bridge",)
+    name = "i2sb"
+    operators = Operator
+    needs = ("bridge",)
 
     steps: int = 20
     """Sampling steps."""
@@ -143,7 +143,7 @@ class I2SB(Solver):
 class CDDB(I2SB):
     """Image-to-image bridge kept consistent with y: any operator that a bridge network was trained for."""
 
-    name: ClassVar[str] = "cddb"
+    name = "cddb"
     paper: ClassVar[dict[str, dict[type, float]]] = {"c": {JPEG: 0.5, Operator: 1.0}}
 
     c: float | None = None

@@ -4,24 +4,22 @@ In the first step x̂0 comes from pure noise and says nothing, so that one pass 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ddc.errors import UserError
 from ddc.operators.base import Operator
 from ddc.priors import TRAIN_STEPS, Schedule, Spacing
-from ddc.solvers.base import Run, Solver
+from ddc.solvers.base import OneStep, Run, Solver
 
 
 @dataclass(frozen=True)
 class DDC(Solver):
     """Deep Data Consistency: any operator the network was trained for, in five steps."""
 
-    name: ClassVar[str] = "ddc"
-    operators: ClassVar[type] = Operator
-    needs: ClassVar[tuple[str, ...]] = ("prior", "network")
+    name = "ddc"
+    operators = Operator
+    needs = ("prior", "network")
 
     steps: int = 5
     """Sampling steps."""
@@ -46,20 +44,12 @@ class DDC(Solver):
 
 
 @dataclass(frozen=True)
-class OnePass(Solver):
+class OnePass(OneStep):
     """One evaluation of DDC's network, without the prior and without noise: a tenth of the time."""
 
-    name: ClassVar[str] = "one-pass"
-    operators: ClassVar[type] = Operator
-    needs: ClassVar[tuple[str, ...]] = ("network",)
-
-    steps: int = 1
-    """Always 1: nothing is repeated."""
-
-    def __post_init__(self) -> None:
-        self.check_settings()
-        if self.steps != 1:
-            raise UserError(f"one-pass has one step, not {self.steps}; leave its steps out")
+    name = "one-pass"
+    operators = Operator
+    needs = ("network",)
 
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:

@@ -6,7 +6,6 @@ weighs the correction of each singular direction by what the noise lets through.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from ddc.solvers.base import Run, Solver
 class DDNM(Solver):
     """Null-space model: the measured part of x̂0 is replaced by A†y; with noise in y, DDNM+."""
 
-    name: ClassVar[str] = "ddnm"
+    name = "ddnm"
 
     steps: int = 100
     """Sampling steps."""

@@ -5,7 +5,6 @@ It works on x/√ā, whose noise level is σ_t = √((1−ā_t)/ā_t), in the ba
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,8 +17,8 @@ from ddc.solvers.base import Run, Solver
 class DDRM(Solver):
     """Restoration in the spectral basis: linear operators with an SVD, in twenty steps."""
 
-    name: ClassVar[str] = "ddrm"
-    operators: ClassVar[type] = SVDOperator
+    name = "ddrm"
+    operators = SVDOperator
 
     steps: int = 20
     """Sampling steps."""

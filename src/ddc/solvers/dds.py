@@ -4,7 +4,6 @@ A few conjugate-gradient iterations from x̂0 towards the measurement.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from ddc.solvers.base import Run, Solver
 class DDS(Solver):
     """Conjugate gradients on x̂0: any linear operator, without gradients of the network."""
 
-    name: ClassVar[str] = "dds"
+    name = "dds"
 
     steps: int = 50
     """Sampling steps."""

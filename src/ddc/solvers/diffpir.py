@@ -20,8 +20,8 @@ SIGMA_FLOOR = 0.001  # keeps ρ_t above 0 where y has no noise
 class DiffPIR(Solver):
     """Plug-and-play splitting: any linear operator, without gradients of the network."""
 
-    name: ClassVar[str] = "diffpir"
-    zeta_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    name = "diffpir"
+    zeta_range = (0.0, 1.0)
     # the released configurations: little fresh noise for deblurring and super-resolution, only fresh noise for masks
     paper: ClassVar[dict[str, dict[type, float]]] = {"zeta": {Inpaint: 1.0, Operator: 0.1}}
 

@@ -85,8 +85,8 @@ def norm(residual: Tensor) -> Tensor:
 class DPS(GradientSolver):
     """Diffusion posterior sampling: any differentiable operator, a thousand steps with a gradient in each."""
 
-    name: ClassVar[str] = "dps"
-    operators: ClassVar[type] = Operator
+    name = "dps"
+    operators = Operator
     paper: ClassVar[dict[str, dict[type, float]]] = {"zeta": {GaussianBlur: 0.4, Operator: 1.0}}
 
     steps: int = 1000
@@ -119,7 +119,7 @@ def dps_step(run: Run, x: Tensor, t: int, s: int, zeta: float, clip: bool = Fals
 class MCG(GradientSolver):
     """Manifold-constrained gradient: DPS and a projection, for linear operators."""
 
-    name: ClassVar[str] = "mcg"
+    name = "mcg"
 
     steps: int = 1000
     """Sampling steps."""
@@ -144,8 +144,8 @@ class MCG(GradientSolver):
 class PiGDM(GradientSolver):
     """Pseudo-inverse guidance: linear operators and JPEG, with a gradient in each step."""
 
-    name: ClassVar[str] = "pigdm"
-    operators: ClassVar[type] = Operator
+    name = "pigdm"
+    operators = Operator
 
     steps: int = 100
     """Sampling steps."""

@@ -13,11 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ddc.errors import UserError
 from ddc.operators.base import Operator
 from ddc.operators.superres import Bicubic
 from ddc.priors import Prediction
-from ddc.solvers.base import Run, Solver
+from ddc.solvers.base import OneStep, Run
 from ddc.solvers.gradients import GradientSolver, norm, residual_and_gradient
 from ddc.solvers.reddiff import count_measured
 
@@ -26,7 +25,7 @@ from ddc.solvers.reddiff import count_measured
 class LatentSolver(GradientSolver):
     """A solver that differentiates through the decoder of a latent prior."""
 
-    latent: ClassVar[bool] = True
+    latent = True
 
 
 class Decoded:
@@ -62,7 +61,7 @@ def encode_with_vjp(run: Run, x: Tensor, cotangent: Callable[[Tensor], Tensor]) 
 class PSLD(LatentSolver):
     """Posterior sampling with a latent prior: DPS and a step that glues the measurement to D(ẑ0)."""
 
-    name: ClassVar[str] = "psld"
+    name = "psld"
     paper: ClassVar[dict[str, dict[type, float]]] = {"omega": {Bicubic: 0.9, Operator: 0.1}}
 
     steps: int = 1000
@@ -109,8 +108,8 @@ def gluing_step(run: Run, at: Decoded) -> tuple[Tensor, Tensor]:
 class ReSample(LatentSolver):
     """Hard data consistency: now and then ẑ0 is fitted to the measurement, and noised again."""
 
-    name: ClassVar[str] = "resample"
-    operators: ClassVar[type] = Operator
+    name = "resample"
+    operators = Operator
 
     steps: int = 500
     """Sampling steps."""
@@ -198,8 +197,8 @@ class ReSample(LatentSolver):
 class HGU(LatentSolver):
     """History gradient update: DPS through the decoder, with Adam's moments of the gradients."""
 
-    name: ClassVar[str] = "hgu"
-    operators: ClassVar[type] = Operator
+    name = "hgu"
+    operators = Operator
 
     steps: int = 1000
     """Sampling steps."""
@@ -239,19 +238,12 @@ class HGU(LatentSolver):
 
 
 @dataclass(frozen=True)
-class Reconstruction(Solver):
+class Reconstruction(OneStep):
     """The autoencoder alone, D(E(A†y)): what latent solvers start from, and for an exact picture their ceiling."""
 
-    name: ClassVar[str] = "autoencoder"
-    operators: ClassVar[type] = Operator
-    latent: ClassVar[bool] = True
-
-    steps: int = 1
-    """Always 1: nothing is repeated."""
-
-    def __post_init__(self) -> None:
-        if self.steps != 1:
-            raise UserError(f"autoencoder has one step, not {self.steps}; leave its steps out")
+    name = "autoencoder"
+    operators = Operator
+    latent = True
 
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:

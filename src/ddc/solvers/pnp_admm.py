@@ -7,7 +7,7 @@ batch normalisation: an image's result does not depend on its neighbours in the 
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,8 +63,8 @@ class DnCNN(nn.Module):
 class PnPADMM(Solver):
     """Plug-and-play ADMM with a DnCNN: linear operators, no diffusion prior."""
 
-    name: ClassVar[str] = "pnp-admm"
-    needs: ClassVar[tuple[str, ...]] = ("denoiser",)
+    name = "pnp-admm"
+    needs = ("denoiser",)
 
     steps: int = 10
     """Iterations."""

@@ -21,8 +21,8 @@ from ddc.solvers.gradients import residual_and_gradient
 class REDdiff(Solver):
     """Optimises one picture with the prior as regulariser: any differentiable operator."""
 
-    name: ClassVar[str] = "reddiff"
-    operators: ClassVar[type] = Operator
+    name = "reddiff"
+    operators = Operator
     # 0.5 is the paper's, which has no JPEG. With it JPEG loses in a few steps what y had, and does not recover it.
     paper: ClassVar[dict[str, dict[type, float]]] = {"lr": {JPEG: 0.1, Operator: 0.5}}
 

@@ -5,34 +5,25 @@ other solver without its data-consistency line: only the size of y is used.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ddc.errors import UserError
 from ddc.operators.base import Operator
 from ddc.priors import Spacing
-from ddc.solvers.base import Run, Solver
+from ddc.solvers.base import OneStep, Run, Solver
 
 
 @dataclass(frozen=True)
-class PseudoInverse(Solver):
+class PseudoInverse(OneStep):
     """A†y without any network; y itself for JPEG."""
 
-    name: ClassVar[str] = "pinv"
-    operators: ClassVar[type] = Operator
-    needs: ClassVar[tuple[str, ...]] = ()
+    name = "pinv"
+    operators = Operator
+    needs = ()
 
-    steps: int = 1
-    """Always 1: nothing is repeated."""
     cutoff: float | None = None
     """Singular values up to it count as zero; None is 1e-6, and 0.03 with noise, the best on validation pictures."""
-
-    def __post_init__(self) -> None:
-        self.check_settings()
-        if self.steps != 1:
-            raise UserError(f"pinv has one step, not {self.steps}; leave its steps out")
 
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:
@@ -46,8 +37,8 @@ class PseudoInverse(Solver):
 class Unconditional(Solver):
     """Samples from the prior and ignores the measurement: a reference for experiments."""
 
-    name: ClassVar[str] = "unconditional"
-    operators: ClassVar[type] = Operator
+    name = "unconditional"
+    operators = Operator
 
     steps: int = 100
     """Sampling steps."""

@@ -96,7 +96,11 @@ class Draws:
         return [(self.position + i) * self.world + self.rank for i in range(count)]
 
     def crops(self, numbers: Sequence[int]) -> Tensor:
-        return self.pool.crops(numbers, [self._place(number) for number in numbers], self.crop).contiguous()
+        return cut(self.pool, numbers, [self._place(number) for number in numbers], self.crop).contiguous()
+
+    def tensor(self, values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
+        """These numbers on the device."""
+        return on_device(values, self.device, dtype)
 
     def _place(self, number: int) -> Place:
         epoch, offset = divmod(number, len(self.pool.names))
@@ -119,6 +123,11 @@ class Draws:
         return Noise(self.seeds(numbers, purpose), device=self.device).normal(shape)
 
 
+def cut(pool: Pictures, numbers: Sequence[int], places: list[Place], crop: int) -> Tensor:
+    """The crops of these draws in [-1, 1], (B, 3, crop, crop), on the device."""
+    return pool.crops(numbers, places, on_device(places, pool.device, torch.int64), crop)
+
+
 def centre_crops(pool: Pictures, crop: int, batch: int, limit: int | None = None) -> Iterator[tuple[Tensor, list[str]]]:
     """Centre crops in [-1, 1], in batches, with their names."""
     indices = range(len(pool.names))[:limit]
@@ -126,7 +135,7 @@ def centre_crops(pool: Pictures, crop: int, batch: int, limit: int | None = None
         chosen = indices[start : start + batch]
         places = [Place(i, (pool.sizes[i][0] - crop) // 2, (pool.sizes[i][1] - crop) // 2) for i in chosen]
         # negative numbers, because the numbers of draws are not
-        yield pool.crops([-1 - i for i in chosen], places, crop), [pool.names[i] for i in chosen]
+        yield cut(pool, [-1 - i for i in chosen], places, crop), [pool.names[i] for i in chosen]
 
 
 # -- mixes ------------------------------------------------------------------------------------------------
@@ -450,10 +459,20 @@ class MixedOperator:
         return y
 
 
+def lpips_weights(draws: Sequence[Draw], default: float, x: Tensor) -> Tensor:
+    """The weight of LPIPS for each draw, with the dtype and device of x."""
+    return on_device([default if draw.lpips is None else draw.lpips for draw in draws], x.device, x.dtype)
+
+
 def noise_levels(draws: Sequence[Draw], device: torch.device) -> Tensor:
     """σ in [-1, 1] units, (B, 1, 1, 1)."""
     levels = on_device([draw.sigma_y for draw in draws], device, torch.float32)
     return (INTERNAL_RANGE * levels).view(-1, 1, 1, 1)
+
+
+def noise_like(x: Tensor, seed: int, names: Sequence[str]) -> Tensor:
+    """A field of standard normal noise for each picture, by its name."""
+    return Noise([derive_seed(seed, name) for name in names], device=x.device).normal(x.shape)
 
 
 def example_run(task: str, sigma_y: float, x: Tensor, names: list[str], prior: Any, **parts: Any) -> tuple[Run, Tensor]:

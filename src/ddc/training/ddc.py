@@ -16,12 +16,21 @@ from torch import Tensor, nn
 
 from ddc.errors import UserError
 from ddc.networks import CompactUNet, read_config, run_unet, write_out_norms
-from ddc.noise import Noise, derive_seed, on_device
 from ddc.operators.base import Operator
 from ddc.perceptual import LPIPS, rolled, unit_difference
 from ddc.priors import TRAIN_STEPS, DataConsistency, Measured, Prediction, Prior, Schedule, schedule_from_config
 from ddc.solvers.ddc import DDC
-from ddc.training.data import Draw, Draws, MixedOperator, Mixes, example_run, measure_draws, noise_levels
+from ddc.training.data import (
+    Draw,
+    Draws,
+    MixedOperator,
+    Mixes,
+    example_run,
+    lpips_weights,
+    measure_draws,
+    noise_levels,
+    noise_like,
+)
 from ddc.training.objectives import Forward, Losses, Objective, figures_of
 from ddc.training.settings import DDCSettings
 
@@ -80,9 +89,8 @@ class Slots:
         device = self.truth.device
         return MixedOperator(self.operators, device), self.y, noise_levels(self.draws, device)
 
-    def replace(self, indices: list[int], new: "Slots") -> None:
-        """Put new pictures in the place of these."""
-        index = on_device(indices, self.truth.device, torch.int64)
+    def replace(self, indices: list[int], index: Tensor, new: "Slots") -> None:
+        """Put new pictures in the place of these; `index` has their indices on the device."""
         for old, fresh in ((self.truth, new.truth), (self.known, new.known), (self.x, new.x)):
             old.index_copy_(0, index, fresh)
         for j, i in enumerate(indices):
@@ -146,7 +154,7 @@ class DDCObjective(Objective):
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             slots = self._refill(draws, batch)
             places = list(zip(slots.numbers, slots.stage, strict=True))
-            t, s = on_device([self._pair(*place, draws) for place in places], device, torch.int64).unbind(1)
+            t, s = draws.tensor([self._pair(*place, draws) for place in places]).unbind(1)
             z = draws.noise([f"{number}/{stage}" for number, stage in places], slots.truth.shape, "z")
         with torch.no_grad():
             prediction = self.prior.predict(slots.x, t)
@@ -168,9 +176,8 @@ class DDCObjective(Objective):
         terms = {"mse": mse.detach(), "kl": kl.detach()}
         shifted = rolled(step, settings.lpips_shift, x0_y, slots.truth)
         if self.uses_lpips and self.lpips is not None:
-            weights = [settings.w_lpips if draw.lpips is None else draw.lpips for draw in slots.draws]
             distance = self.lpips(*shifted)
-            loss = loss + (on_device(weights, slots.x.device, slots.x.dtype) * distance).mean()
+            loss = loss + (lpips_weights(slots.draws, settings.w_lpips, slots.x) * distance).mean()
             terms["lpips"] = distance.detach().mean()
         if self.features is not None and settings.w_features:
             distance = self.features(*shifted).mean()
@@ -208,7 +215,7 @@ class DDCObjective(Objective):
             if self._next is None:
                 self._prepare_next(draws, draws.advance(len(done)))
             assert self._next is not None
-            self.slots.replace(done, self._next[1].result())
+            self.slots.replace(done, draws.tensor(done), self._next[1].result())
         self._next = None
         return self.slots
 
@@ -222,15 +229,14 @@ class DDCObjective(Objective):
     def _new_slots(self, draws: Draws, numbers: list[int], stages: list[int]) -> Slots:
         """New pictures with their measurements; the same numbers always give the same."""
         truth, drawn, operators, measured = measure_draws(draws, numbers, self.mixes.draw)
-        device = truth.device
         known = [
             torch.zeros_like(truth) if name == "projection" else self.network.channel(name, measured, truth)
             for name, _ in self.network.layout()
         ]
         z = draws.noise(numbers, truth.shape, "x")
         times = [self._pair(number, stage, draws)[0] for number, stage in zip(numbers, stages, strict=True)]
-        noised = self.schedule.add_noise(truth, on_device(times, device, torch.int64), z)
-        begins = on_device([stage == 0 for stage in stages], device, torch.bool).view(-1, 1, 1, 1)
+        noised = self.schedule.add_noise(truth, draws.tensor(times), z)
+        begins = draws.tensor([stage == 0 for stage in stages], torch.bool).view(-1, 1, 1, 1)
         x = torch.where(begins, z, noised)  # x_T ~ N(0, I) at the start of a trajectory
         return Slots(list(numbers), list(stages), drawn, operators, measured[1], truth, x, torch.cat(known, dim=1))
 
@@ -292,7 +298,7 @@ class DDCObjective(Objective):
         rows = []
         for i, name in enumerate(names):
             truth = crops[i : i + 1]
-            z = Noise([derive_seed(2, name)], device=crops.device).normal(truth.shape)
+            z = noise_like(truth, 2, [name])
             x0 = self.prior.predict(self.schedule.add_noise(truth, half, z), half).x0.float()
             y, restored = self._restore(*self.validation_tasks[i % len(self.validation_tasks)], truth, [name])
             rows.append(torch.cat([truth, y, x0, restored]))

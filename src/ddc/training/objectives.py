@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from ddc.errors import UserError
 from ddc.images import to_internal, to_unit
 from ddc.networks import build_network
-from ddc.noise import Noise, derive_seed, on_device
+from ddc.noise import Noise, on_device
 from ddc.perceptual import LPIPS
 from ddc.pipeline import PARTS
 from ddc.priors import PredictionType, Prior, Schedule, read_preset, schedule_from_config, scheduler_config
 from ddc.problems import check_sigma
 from ddc.solvers.bridge import I2SB, Bridge, BridgeSchedule
 from ddc.solvers.pnp_admm import DnCNN
-from ddc.training.data import Draw, Draws, MixEntry, TaskMix, example_run, measure_draws
+from ddc.training.data import Draw, Draws, MixEntry, TaskMix, example_run, measure_draws, noise_like
 from ddc.training.settings import BridgeSettings, DnCNNSettings, LoopSettings, PriorSettings
 
 Losses = dict[str, Tensor]
@@ -328,7 +328,7 @@ class DnCNNObjective(Objective):
         return after | figures_of("noisy", noisy, crops, self.lpips)
 
     def _denoise(self, crops: Tensor, names: list[str]) -> tuple[Tensor, Tensor]:
-        z = Noise([derive_seed(0, name) for name in names], device=crops.device).normal(crops.shape)
+        z = noise_like(crops, 0, names)
         noisy = to_unit(crops) + self.network.sigma_y * z
         return to_internal(noisy), to_internal(self.network(noisy).float())
 
