@@ -33,15 +33,15 @@ from ddc.problems import Problem
 from ddc.solvers.base import Run, Solver
 
 INPUTS: tuple[Input, ...] = ("wiener", "projection", "mask", "sigma")
-# What a network with conditions is told of a picture; all are 0 where nothing is known.
+# The numbers that a network with conditions is told of a picture; all are 0 where nothing is known:
+# 0    the mode, which is 0 for the mean and the SDE, 0.5 for the sharp estimate, 1 for the generator
+# 1    1 if the operator is unknown, and told as the identity
+# 2    (100 − quality) / 100 of the last saving as JPEG
+# 3–8  0.5 ln(power of the noise / that of white noise with the same σ), of luma and of chroma: above 1/4 cycle a pixel, above
+#      1/8, and below
 CONDITIONS = 9
-MODE = 0  # 0: the mean and the SDE; 0.5: the sharp estimate; 1: the generator
-SHARP, SAMPLE = 0.5, 1.0  # these modes, and their realism
-BLIND = 1  # 1 if the operator is unknown, and told as the identity
-QUALITY = 2  # of JPEG: (100 − quality) / 100 of the last saving
-# 0.5 ln(power of the noise / that of white noise with the same σ), of luma and of chroma: above 1/4 cycle a pixel, above 1/8,
-# and below
-COLOUR = slice(3, 9)
+MODE = 0
+SHARP, SAMPLE = 0.5, 1.0  # modes, and their realism
 WIDE_HOLE = 24  # pixels: a hole with a square of this side inside is wide
 
 
