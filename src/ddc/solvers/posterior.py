@@ -56,8 +56,7 @@ class Posterior(Solver):
     steps: int = 20
     """Network evaluations of a sample by the SDE; the first is the mean. The generator has its own number."""
     realism: float | None = None
-    """0 is the estimate with the least error, 1 a sample, and 0.5 the sharp estimate of a network that has one. None is 1
-    in wide holes, else what the network states."""
+    """0 has the least error, 0.5 is sharp if the network can, 1 is a sample. None: 1 in wide holes, else the network's."""
     sampler: Literal["auto", "generator", "sde"] = "auto"
     """How a sample is drawn; auto is the generator if the network was trained as one."""
     wide: bool | None = None
