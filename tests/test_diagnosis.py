@@ -1,6 +1,7 @@
 """What the diagnosis finds in small pictures that other programs damaged, and what it leaves alone."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -29,7 +30,7 @@ from ddc.diagnosis.treatment import (
     treatment,
     with_marks_filled,
 )
-from ddc.estimates import BlurEstimate
+from ddc.estimates import BlurEstimate, blur_before_jpeg, estimate_blur, with_jpeg_noise
 from ddc.images import Picture
 from ddc.operators.blur import KernelBlur, motion_kernel
 from ddc.operators.inpaint import Inpaint
@@ -70,6 +71,23 @@ def test_jpeg_is_found_in_pixels(quality: int, cut: int) -> None:
     found = detect_blocks(luma(jpeg(CUP, quality)[cut:, cut:]))
     assert found is not None
     assert abs(found.quality - quality) <= 1 and (found.top, found.left) == (-cut % 8, -cut % 8)
+
+
+@pytest.mark.parametrize("quality", [10, 25])
+def test_a_coarse_jpeg_is_not_called_blurred(quality: int, tmp_path: Path) -> None:
+    PIL.Image.fromarray(COFFEE[:256, :256]).save(tmp_path / "a.jpg", quality=quality)
+    picture = Picture.read(tmp_path / "a.jpg")
+    assert blur_before_jpeg(picture, 0.0).spread > 0.7  # it has as little fine detail
+    assert examine(picture).sentences() == [f"It was compressed as JPEG of quality {quality}."]
+
+
+@pytest.mark.parametrize("width", [1.2, 2.0])
+def test_the_blur_before_jpeg_is_estimated(width: float, tmp_path: Path) -> None:
+    blurred = gaussian_filter(data.astronaut()[:256, :256].astype(float), (width, width, 0))
+    PIL.Image.fromarray(blurred.round().astype(np.uint8)).save(tmp_path / "a.jpg", quality=75)
+    picture = Picture.read(tmp_path / "a.jpg")
+    assert blur_before_jpeg(picture, 0.0).width == pytest.approx(width, abs=0.15)
+    assert estimate_blur(picture, with_jpeg_noise(picture, 0.0)).width > width + 0.05  # JPEG made it look wider
 
 
 @pytest.mark.parametrize(("first", "second", "cut"), [(30, 90, 0), (30, 90, 5), (50, 95, 4)])

@@ -34,6 +34,8 @@ SHARP = 0.7  # pixels of blur; estimates for sharp photographs are at most 0.5, 
 BLURRED = 0.9  # pixels of blur; less may come from the lens or from sharpening
 FINE_JPEG = 90  # JPEG quality from which on a file hardly differs from its original
 COARSE_JPEG = 85  # JPEG quality below which compression artefacts are worth removing
+# Pixels by which a Gaussian blur looks wider after JPEG of these qualities: medians of 14 photographs, blurs of 0.8 to 2 pixels
+WIDENED = ((60, 75, 90, 95), (0.25, 0.2, 0.1, 0.0))
 COARSEST_TO_DEBLUR = 60  # JPEG quality below which deblurring would amplify the artefacts too much
 NOISES = np.append(0, np.geomspace(0.005, 0.3, 20))  # σ in [0, 1] units, for which compression is simulated
 
@@ -298,9 +300,17 @@ def jpeg_task(picture: Picture) -> str:
     return f"jpeg{quality}"
 
 
+def blur_before_jpeg(picture: Picture, sigma_y: float) -> BlurEstimate:
+    """Returns the blur of a picture that may have been saved as JPEG since, which makes a Gaussian look wider."""
+    blur, settings = estimate_blur(picture, with_jpeg_noise(picture, sigma_y)), jpeg_settings(picture.file)
+    if settings is None or blur.radius or blur.length:
+        return blur
+    return blur._replace(width=round(max(blur.width - float(np.interp(settings.quality, *WIDENED)), 0.0), 2))
+
+
 def deblur_task(picture: Picture, sigma_y: float) -> str:
     """Returns the task of the blur that is estimated from a picture."""
-    blur = estimate_blur(picture, with_jpeg_noise(picture, sigma_y))
+    blur = blur_before_jpeg(picture, sigma_y)
     if blur.spread < SHARP:
         name = picture.path or "the picture"
         logger.warning(

@@ -19,9 +19,9 @@ from ddc.estimates import (
     COARSEST_TO_DEBLUR,
     NOTICEABLE,
     BlurEstimate,
+    blur_before_jpeg,
     detail_of,
     direction_spectrum,
-    estimate_blur,
     is_possible,
     noise_of,
     with_jpeg_noise,
@@ -137,7 +137,7 @@ def examine(picture: Picture) -> Findings:
         level = 0.0
     sigma = noise_of(level, settings, 1 if picture.grey else 3)
     soft = enlargement is None and is_soft(luma)
-    blur = _blur(picture, sigma) if soft else None
+    blur = _blur(picture, sigma) if soft and not coarse else None  # coarse blocks hide detail as a blur does
     kernel = _shake(picture, luma, max(sigma, noise.white), blur) if soft and not coarse else None
     return Findings(
         blur,
@@ -164,7 +164,7 @@ def _enlargement(luma: Plane, jpeg: bool, noise: Noise) -> Enlargement | None:
 
 def _blur(picture: Picture, sigma: float) -> BlurEstimate | None:
     try:
-        blur = estimate_blur(picture, with_jpeg_noise(picture, sigma))
+        blur = blur_before_jpeg(picture, sigma)
     except UserError:  # the picture is too small
         return None
     return blur if blur.spread >= BLURRED * (1 + 10 * sigma) else None  # noise hides detail as a blur does
