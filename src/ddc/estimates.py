@@ -305,7 +305,7 @@ def blur_before_jpeg(picture: Picture, sigma_y: float) -> BlurEstimate:
     blur, settings = estimate_blur(picture, with_jpeg_noise(picture, sigma_y)), jpeg_settings(picture.file)
     if settings is None or blur.radius or blur.length:
         return blur
-    return blur._replace(width=round(max(blur.width - float(np.interp(settings.quality, *WIDENED)), 0.0), 2))
+    return blur._replace(width=round(max(blur.width - float(np.interp(settings.quality, *WIDENED)), 0.0), 1))
 
 
 def deblur_task(picture: Picture, sigma_y: float) -> str:
