@@ -142,6 +142,7 @@ def test_levels_must_fit(tmp_path: Path) -> None:
         f"train posterior --data {tmp_path / 'photos'} --out {tmp_path / 'run'} --generator-share 0.5 --generator 1 0.5"
     )
     assert main([*words.split(), "--generator-wide", "2"]) == 2
+    assert main([*words.split(), "--generator-wide", "2", "1", "--sharp-share", "1.5"]) == 2
     assert not (tmp_path / "run").exists()
 
 

@@ -11,7 +11,7 @@ _ABOVE_0, _FROM_0 = (1e-300, math.inf, "a number above 0"), (0, math.inf, "a num
 LIMITS: dict[str, tuple[float, float, str]] = {
     **dict.fromkeys(("steps", "batch_size", "accumulate", "crop", "workers", "save_every", "keep"), _COUNT),
     **dict.fromkeys(("log_every", "validation_limit", "trajectory_steps", "depth", "together"), _COUNT),
-    **dict.fromkeys(("memory_share", "ema", "noiseless_share", "wide_share", "eight_bit_share"), _SHARE),
+    **dict.fromkeys(("memory_share", "ema", "noiseless_share", "wide_share", "eight_bit_share", "sharp_share"), _SHARE),
     **dict.fromkeys(
         ("high_share", "generator_share", "trajectory_share", "sigma", "sigma_low", "sigma_max", "wide_sigma_max"),
         _SHARE,
