@@ -53,7 +53,7 @@ EQUATIONS = {
         "x_s = √ā_s x̂0 + √(1−ā_s) (√(1−ζ) ε̂' + √ζ z)"
     ),
     "posterior": "m = D(·, y, ∞) = E[x0 | y]\ngenerator: x ← m, x ← G(x + n z, y, n) for each n, m + realism · (x − m)\n"
-    "with a sharp estimate s = G(m, y, n): m + min(2 r, 1) (s − m) + max(2 r − 1, 0) (x − s), r = realism\n"
+    "with a sharp estimate: x ← G(x + n z, y, n, max(realism, ½)), m + min(2 · realism, 1) · (x − m)\n"
     "SDE: x̂0 = D(v, y, n), v ← DPM-Solver++(2M) from n to the next lower noise level",
     "psld": "z_s by DDIM from ẑ0\nz_s ← z_s − ∇_z (ω ‖y − A D(ẑ0)‖ + γ ‖ẑ0 − E(A†y + (I − A†A) D(ẑ0))‖)",
     "resample": (

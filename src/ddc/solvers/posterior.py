@@ -7,8 +7,8 @@ an SDE: DPM-Solver++(2M) (Lu et al. 2022, arXiv 2211.01095), with n falling to 0
 
 Between the mean and a sample, the generator's picture is mean + realism · (sample − mean): if the sample is one of the
 posterior, its squared error is 1 + realism² times the least. A network with a sharp estimate, which is trained to look like
-the truth and draws nothing at random, has it in the middle: the picture goes from the mean to it, and from it to a sample.
-The SDE starts at less noise instead.
+the truth and not to vary, has it at 0.5: below, the picture is a mixture of the mean and it; above, the realism itself is the
+mode of the network. The SDE starts at less noise instead.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from ddc.solvers.base import Run, Solver
 
 INPUTS: tuple[Input, ...] = ("wiener", "projection", "mask", "sigma")
 # The numbers that a network with conditions is told of a picture; all are 0 where nothing is known:
-# 0    the mode, which is 0 for the mean and the SDE, 0.5 for the sharp estimate, 1 for the generator
+# 0    the mode, which is 0 for the mean and the SDE, 0.5 for the sharp estimate, 1 for a sample of the generator
 # 1    1 if the operator is unknown, and told as the identity
 # 2    (100 − quality) / 100 of the last saving as JPEG
 # 3–8  0.5 ln(power of the noise / that of white noise with the same σ), of luma and of chroma: above 1/4 cycle a pixel, above
@@ -89,7 +89,7 @@ class Posterior(Solver):
             realism = 1.0 if wide else getattr(network, "realism", 0.0)
         steps = self.steps
         if generator and sampler == "generator":
-            steps = 1 + len(generator[0]) * sum(_stages(realism, network.sharp))
+            steps = 1 + len(generator[0])
         return dataclasses.replace(self, sampler=sampler, wide=wide, realism=realism, steps=steps)
 
     @torch.no_grad()
@@ -110,35 +110,19 @@ class Posterior(Solver):
             if chosen.wide is None
             else torch.tensor([chosen.wide], device=zero.device)
         )
-        wide, (has_sharp, has_sample) = wide.view(-1, 1, 1, 1), _stages(chosen.realism, network.sharp)
+        wide = wide.view(-1, 1, 1, 1)
         realism = torch.where(wide, 1.0, network.realism)
         if chosen.realism is not None:
             realism = torch.full_like(realism, chosen.realism)
-        follow = partial(
-            self._follow_generator, run, partial(denoise, known=known), mean, wide, network.generator, count
-        )
-        sharp = follow(SHARP, 1) if has_sharp else mean
-        middle = SHARP if has_sharp else 0.0
-        picture = mean + (realism / SHARP).clamp(max=1) * (sharp - mean)
-        if has_sample:
-            sample = follow(SAMPLE, count - len(network.generator[0]))
-            picture = picture + ((realism - middle) / (1 - middle)).clamp(min=0) * (sample - sharp)
-        return picture
-
-    @staticmethod
-    def _follow_generator(
-        run: Run, denoise: Callable[..., Any], x: Tensor, wide: Tensor, levels: Any, count: int, mode: float, first: int
-    ) -> Tensor:
-        """The generator's picture, from the mean x; its evaluations are `first` and so on of `count`."""
-        for i, (usual, in_holes) in enumerate(zip(*levels, strict=True), first):
+        middle = SHARP if network.sharp else SAMPLE
+        x, mode = mean, realism.clamp(min=middle).flatten()
+        for i, (usual, in_holes) in enumerate(zip(*network.generator, strict=True), 1):
             n = torch.where(wide, in_holes, usual).to(x)
-            v = x.clamp(-1, 1)
-            if mode == SAMPLE:
-                v = v + n * run.normal()
-            x, _ = denoise(v / (1 + n**2).sqrt(), n.atan(), mode=mode)
+            v = x.clamp(-1, 1) + n * run.normal()
+            x, _ = denoise(v / (1 + n**2).sqrt(), n.atan(), known=known, mode=mode)
             run.at(i, count, round(1000 * math.atan(usual) / (math.pi / 2)))
             run.show(x, (v - x) / n)
-        return x
+        return mean + (realism / middle).clamp(max=1) * (x - mean)
 
     def _follow_sde(self, run: Run, denoise: Callable[..., Any], x0: Tensor, known: Any) -> Tensor:
         """The sample at the end of the SDE, which starts with noise on the mean x0."""
@@ -171,13 +155,6 @@ class Posterior(Solver):
         if self.sampler == "generator":
             return self.steps if realism else 1
         return 1 + math.ceil(realism * (self.steps - 1))
-
-
-def _stages(realism: float | None, sharp: bool) -> tuple[bool, bool]:
-    """Whether the sharp estimate of a network, if it has one, and a sample are needed; None is any realism."""
-    if realism is None:
-        return sharp, True
-    return sharp and 0 < realism < 1, realism > (SHARP if sharp else 0)
 
 
 def wide_holes(operator: Operator) -> Tensor:

@@ -8,7 +8,8 @@ for diffusion models De Bortoli et al. 2025, arXiv 2502.02483): the last term ke
 taken at each place, of the pixels at several scales and of AlexNet's features, with the weights of LPIPS. What the score
 does not see, such as the joint texture of distant places, an adversary can (adversary.py).
 
-The sharp estimate has the same loss without the last term, ‖x − x0‖: the one picture nearest to the truth by these distances.
+The sharp estimate has the same loss without the last term, ‖x − x0‖, so that nothing rewards it for varying. It still starts
+with noise: a network that is given the same smooth picture everywhere can make texture only as a regular pattern.
 """
 
 import math
@@ -203,8 +204,7 @@ class PosteriorObjective(Objective):
             names = [f"{batch.numbers[i]}/{int(drawn <= i < 2 * drawn)}/{stage}" for i in places]
             with torch.no_grad(), torch.autocast(device.type, enabled=False):
                 n = torch.where(batch.wide, in_holes, usual).to(mean)
-                noise = draws.noise(names, mean.shape, "generator") * (modes == SAMPLE).view(-1, 1, 1, 1)
-                v = (x.float().clamp(-1, 1) + n * noise) / (1 + n**2).sqrt()
+                v = (x.float().clamp(-1, 1) + n * draws.noise(names, mean.shape, "generator")) / (1 + n**2).sqrt()
             with torch.set_grad_enabled(stage == last):
                 x, _ = self.network(batch.measured, v, n.atan(), batch.known, forward, conditions, modes)
         return x
@@ -213,9 +213,9 @@ class PosteriorObjective(Objective):
         """The loss of the generator's pictures x, of which the i-th belongs to `truth[index[i]]`, and its terms."""
         s, lpips = self.settings, self.lpips
         assert lpips is not None
-        scored = partial(_scored, len(x) - len(truth))
+        compare = partial(scored, len(x) - len(truth))
         with torch.autocast(x.device.type, enabled=False):
-            terms = {"pixels": scored(pyramid(x.float()), pyramid(truth))}
+            terms = {"pixels": compare(pyramid(x.float()), pyramid(truth))}
         loss = s.w_pixels * terms["pixels"]
         if not s.w_features and self.adversary is None:
             return loss, terms
@@ -223,7 +223,7 @@ class PosteriorObjective(Objective):
         features = [lpips.deep_features(picture) for picture in shifted]
         if s.w_features:
             with torch.autocast(x.device.type, enabled=False):
-                terms["features"] = scored(*(_weighted(lpips, each) for each in features[:2]))
+                terms["features"] = compare(*(_weighted(lpips, each) for each in features[:2]))
             loss = loss + s.w_features * terms["features"]
         if self.adversary is not None:
             known = [(p[index], [f[index] for f in each]) for p, each in zip(shifted[1:], features[1:], strict=True)]
@@ -293,7 +293,7 @@ def energy_score(first: Tensor, second: Tensor, truth: Tensor) -> Tensor:
     return 0.5 * (distance(first, truth) + distance(second, truth) - distance(first, second))
 
 
-def _scored(drawn: int, made: list[Tensor], truth: list[Tensor]) -> Tensor:
+def scored(drawn: int, made: list[Tensor], truth: list[Tensor]) -> Tensor:
     """The energy score of the first and second `drawn` pictures, and the distance of the others; the mean over all of them
     and over lists of features."""
     scores = []

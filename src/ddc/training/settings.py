@@ -251,7 +251,7 @@ class PosteriorSettings(MixSettings):
     generator_wide: tuple[float, ...] = (4.0, 0.5)
     """The same for pictures with wide holes."""
     sharp_share: float = 0.0
-    """Share of these that get a sharp estimate instead of two samples: one picture, as near to the truth as pixels, AlexNet's features and the adversary can tell."""
+    """Share of these that get a sharp estimate instead of two samples: one picture, as near to the truth as pixels, AlexNet's features and the adversary can tell, which is not rewarded for varying."""
     w_pixels: float = 1.0
     """Weight of the generator's energy score of pixels, at five scales."""
     w_features: float = 1.0
