@@ -17,7 +17,7 @@ common="--data $DATA --out $out --holdout 36 --compile --compile-cache ${CACHE:-
 paper="--tasks sr4:weight=1.5,sr8:weight=1.5,gauss,inpaint92:weight=2,jpeg10,denoise --noiseless-share 0.4"
 # other strengths and operators, and photographs: a blur or a reduction, then a camera's noise, JPEG, other programs
 wide="--wide-share 0.6 --wide-sigma-max 0.12 --wide-tasks jpeg5-95,gauss0.5-4:photo=0.4:blind=0.2,disc1-6:photo=0.5:blind=0.2,\
-motion5-25:photo=0.5:blind=0.1,sr2-8:photo=0.5,inpaint30-95,box32-128:weight=2,strokes,denoise:weight=2:photo=0.7:blind=0.4"
+motion5-25:photo=0.5:blind=0.1,sr2-8:photo=0.5,inpaint30-95,box32-128:weight=2,strokes,denoise:weight=2:photo=0.7:blind=0.4:soft=0.4"
 
 case $part in
 mean)

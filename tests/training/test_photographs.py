@@ -18,7 +18,7 @@ from ddc.diagnosis.treatment import noise_in_bands
 from ddc.errors import UserError
 from ddc.images import to_internal, to_unit
 from ddc.training.data import Draws, MixEntry, TaskMix, measure_draws, parse_tasks
-from ddc.training.photographs import Damage, damaged
+from ddc.training.photographs import SOFT, Damage, damaged, enlarge
 
 
 def photograph(side: int = 256) -> torch.Tensor:
@@ -88,11 +88,32 @@ def test_a_mix_draws_photographs_and_blind_ones() -> None:
     assert any(one.conditions.colour[0] < -0.3 for one in photos)
     for text, reason in (
         ("disc2:photo=2", "shares"),
+        ("disc2:photo=1:soft=2", "shares"),
         ("jpeg10:photo=0.5", "needs a linear task"),
         ("sr4:photo=1:blind=0.5", "never unknown"),
     ):
         with pytest.raises(UserError, match=reason):
             MixEntry.parse(text)
+
+
+def test_soft_photographs_are_enlarged_first(tmp_path: Path) -> None:
+    x = photograph(64)
+    twice = torch.nn.functional.interpolate(x[..., 16:48, 16:48], scale_factor=2, mode="bicubic").clamp(-1, 1)
+    made = enlarge(x.repeat(2, 1, 1, 1), [2.0, 1.0])
+    assert torch.allclose(made[0, :, 4:-4, 4:-4], twice[0, :, 4:-4, 4:-4], atol=1e-5)
+    assert torch.allclose(made[1], x[0], atol=1e-5)
+
+    Image.fromarray(data.astronaut()[:96, :96]).save(tmp_path / "a.png")
+    draws = Draws(load_pictures(find_sources([tmp_path]), 64, torch.device("cpu"), "off", 1, 0.3), 64, seed=0)
+    mix, numbers = TaskMix(parse_tasks("denoise:photo=0.8:soft=0.5"), 0.08), list(range(24))
+    truth, drawn, _, (_, y, _) = measure_draws(
+        draws, numbers, lambda seed, number, size: mix.draw(np.random.default_rng((seed, number)), size)
+    )
+    plain, soft = draws.crops(numbers), [one.enlarged > 1 for one in drawn]
+    assert 5 <= sum(soft) <= 15 and all(one.damage is not None for one in drawn if one.enlarged > 1)
+    assert all(SOFT[0] <= one.enlarged <= SOFT[1] for one, is_soft in zip(drawn, soft, strict=True) if is_soft)
+    assert [not torch.equal(a, b) for a, b in zip(truth, plain, strict=True)] == soft
+    assert all((measured - x).square().mean() < 0.1 for measured, x in zip(y, truth, strict=True))
 
 
 def test_what_is_measured_and_what_is_told(tmp_path: Path) -> None:

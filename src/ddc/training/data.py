@@ -5,8 +5,9 @@ resuming is exact, and two processes see the same data as one process with twice
 
 A mix of tasks is written `sr4,sr8,gauss,jpeg5-95:weight=0.5,inpaint92:lpips=0.4`: tasks, or a kind of task with a range,
 each with an optional weight and weight of LPIPS. `disc1-6:photo=0.7:blind=0.2`: 70 % of the measurements get a camera's
-noise, JPEG and so on (`ddc.training.photographs`), and of 20 % of those the network is not told the operator. Pictures with operators of one kind are measured together, because many
-small groups are slow on a GPU.
+noise, JPEG and so on (`ddc.training.photographs`), and of 20 % of those the network is not told the operator. With
+`soft=0.3`, 30 % of these photographs are enlarged first: at full size, cameras' pictures are softer than small ones are.
+Pictures with operators of one kind are measured together, because many small groups are slow on a GPU.
 """
 
 import re
@@ -32,7 +33,7 @@ from ddc.operators.inpaint import Inpaint, stroke_mask
 from ddc.priors import Measured
 from ddc.problems import KINDS, Task, measure
 from ddc.solvers.base import Run
-from ddc.training.photographs import Damage, damaged
+from ddc.training.photographs import SOFT, Damage, damaged, enlarge
 from ddc.training.settings import LoopSettings, MixSettings
 
 _RANGE = re.compile(r"([a-z]+)(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)")
@@ -152,20 +153,21 @@ class MixEntry:
     lpips: float | None = None  # weight of LPIPS, if it has its own
     photo: float = 0.0  # share of the measurements that are photographs, with a `Damage` instead of white noise
     blind: float = 0.0  # share of these of which the network is not told the operator
+    soft: float = 0.0  # share of these that are enlarged first
 
     @staticmethod
     def parse(text: str) -> "MixEntry":
         """The entry of one part of a mix."""
-        entry = Entry.parse(text).check_keys("weight", "lpips", "photo", "blind")
-        photo, blind = (entry.number(name, 0.0) for name in ("photo", "blind"))
-        if not (0 <= photo <= 1 and 0 <= blind <= 1):
-            raise UserError(f"photo and blind in {text!r} are shares; expected numbers from 0 to 1")
+        entry = Entry.parse(text).check_keys("weight", "lpips", "photo", "blind", "soft")
+        photo, blind, soft = (entry.number(name, 0.0) for name in ("photo", "blind", "soft"))
+        if not (0 <= photo <= 1 and 0 <= blind <= 1 and 0 <= soft <= 1):
+            raise UserError(f"photo, blind and soft in {text!r} are shares; expected numbers from 0 to 1")
         made = MixEntry._of_task(entry, text)
         if photo and not isinstance(made.task.operator((64, 64)), LinearOperator):
             raise UserError(f"{text!r} has a share of photographs, which needs a linear task, as denoise or sr2-4")
         if photo and blind and made.task.family == "superres":
             raise UserError(f"{text!r} is blind, but the size of a picture is never unknown; leave blind out")
-        return replace(made, photo=photo, blind=blind)
+        return replace(made, photo=photo, blind=blind, soft=soft)
 
     @staticmethod
     def _of_task(entry: Entry, text: str) -> "MixEntry":
@@ -222,6 +224,7 @@ class Draw:
     shift: tuple[int, int] = (0, 0)  # of a box from the centre
     damage: Damage | None = None  # instead of noise and rounding; sigma_y is then what the network is told
     conditions: Conditions = NOTHING_ELSE  # what a posterior network is told beside σ
+    enlarged: float = 1.0  # times, before all else
 
     @property
     def told(self) -> Task:
@@ -255,7 +258,9 @@ class TaskMix:
         damage = Damage.draw(rng, 0.0 if noiseless else sigma_y)
         sigma_y, conditions = damage.told(blind=rng.random() < entry.blind)
         sigma_y *= float(np.exp(rng.normal(0, ERROR_OF_SIGMA)))  # what is found in a photograph is not exact
-        return replace(drawn, sigma_y=max(sigma_y, ROUNDING_8_BIT), rounded=False, damage=damage, conditions=conditions)
+        sigma_y = max(sigma_y, ROUNDING_8_BIT)
+        enlarged = float(rng.uniform(*SOFT)) if rng.random() < entry.soft else 1.0
+        return replace(drawn, sigma_y=sigma_y, rounded=False, damage=damage, conditions=conditions, enlarged=enlarged)
 
 
 @dataclass(frozen=True)
@@ -305,6 +310,9 @@ def measure_draws(
     truth = draws.crops(numbers)
     device, size, seeds = truth.device, truth.shape[-1], draws.seeds(numbers, "measure")
     drawn = [draw(draws.seed, number, size) for number in numbers]
+    if soft := [i for i, one in enumerate(drawn) if one.enlarged > 1]:
+        index = on_device(soft, device, torch.int64)
+        truth = truth.index_copy(0, index, enlarge(truth[index], [drawn[i].enlarged for i in soft]))
     operators = make_operators(drawn, seeds, size, device)
     mixed = MixedOperator(operators, device)
     y, sigma = mixed.measure(truth, drawn, seeds), noise_levels(drawn, device)

@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample
 
 from ddc.diagnosis.grain import Bands, Noise
 from ddc.diagnosis.treatment import UNKNOWN, Conditions, jpeg_error, noise_in_bands
@@ -20,6 +21,7 @@ from ddc.noise import on_device
 from ddc.operators.jpeg import JPEG
 
 NOT_SAVED = 0  # instead of a JPEG quality
+SOFT = (1.2, 3.0)  # times that soft pictures are enlarged
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,14 @@ def damaged(clean: Tensor, z: Tensor, damages: Sequence[Damage]) -> Tensor:
     )
     x = _saved(x, first, rows, columns_)
     return round_to_8_bit(_saved(x, quality))
+
+
+def enlarge(x: Tensor, factors: Sequence[float]) -> Tensor:
+    """The middle of each picture in [-1, 1], enlarged by its factor to the size of the picture."""
+    shrinking = on_device([1 / factor for factor in factors], x.device, x.dtype)
+    matrices = torch.eye(2, 3, device=x.device, dtype=x.dtype) * shrinking.view(-1, 1, 1)
+    grid = affine_grid(matrices, list(x.shape), align_corners=False)
+    return grid_sample(x, grid, "bicubic", "reflection", align_corners=False).clamp(-1, 1)
 
 
 def _coloured(z: Tensor, luma: Tensor, chroma: Tensor, strength: Tensor) -> Tensor:

@@ -185,7 +185,7 @@ class MixSettings(LoopSettings):
     """The measurements that a network is trained on."""
 
     tasks: str = "sr4,sr8,gauss,inpaint92,jpeg10,denoise"
-    """Tasks and ranges of tasks (jpeg5-95, gauss0.5-4, sr2-8, inpaint30-95, disc1-6, motion5-25, box32-128), each with an optional weight and LPIPS weight: inpaint92:weight=3:lpips=0.4. disc1-6:photo=0.7:blind=0.2 gives 70 % of them a camera's noise and JPEG, and does not tell the blur of 20 % of those."""
+    """Tasks and ranges of tasks (jpeg5-95, gauss0.5-4, sr2-8, inpaint30-95, disc1-6, motion5-25, box32-128), each with an optional weight and LPIPS weight: inpaint92:weight=3:lpips=0.4. disc1-6:photo=0.7:blind=0.2 gives 70 % of them a camera's noise and JPEG, and does not tell the blur of 20 % of those; denoise:photo=0.7:soft=0.3 enlarges 30 % of those first, because cameras' pictures are soft at full size."""
     wide_tasks: str = ""
     """A second mix of tasks, with its own noise and share."""
     sigma_max: float = 0.05
