@@ -263,6 +263,13 @@ def test_each_layer_is_compared_once_for_a_size_and_after_some_calls(
     assert len(checks) == 2 * layers
 
 
+def test_rounding_is_no_wrong_gradient() -> None:
+    x = torch.randn(1, 32, 256, generator=torch.Generator().manual_seed(0)).half().requires_grad_()
+    both = F.group_norm(x.float(), 8).half(), F.group_norm(x, 8)
+    assert fused.agree(*fused._gradients(both, x))
+    assert not fused.agree(*fused._gradients((1.1 * both[0], both[1]), x))
+
+
 def test_a_wrong_gradient_is_found_and_checkpoints_take_the_plain_way(
     kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

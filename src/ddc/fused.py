@@ -139,9 +139,11 @@ def guarded(layer: Any, fused: Callable[..., Tensor], plain: Callable[..., Tenso
 
 
 def _gradients(results: Sequence[Tensor], x: Tensor) -> Iterator[Tensor]:
-    """Of the results in some direction; they can still be differentiated."""
+    """Of the results in some direction; they can still be differentiated. Not in that of a result itself: a normalised
+    picture keeps its length, so that its gradient there is nothing but rounding."""
+    direction = results[-1].detach().cos()
     for result in results:
-        yield torch.autograd.grad(result, x, results[-1].detach(), retain_graph=True)[0]
+        yield torch.autograd.grad(result, x, direction, retain_graph=True)[0]
 
 
 def is_recording(x: Tensor) -> bool:
