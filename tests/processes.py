@@ -3,6 +3,7 @@
 They are forked from a process that has imported the package and has no threads (multiprocessing's fork server).
 """
 
+import atexit
 import io
 import multiprocessing
 import os
@@ -17,8 +18,10 @@ from ddc.cli import main
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
-    ["ddc.cli.restore", "ddc.cli.train", "ddc.cli.evaluate", "ddc.pipeline", "ddc.training.loop", "ddc.training.ddc"]
-    + ["ddc.evaluation.benchmark", "diffusers.models.unets.unet_2d", "accelerate", "tyro"]
+    [
+        *("ddc.cli.restore", "ddc.cli.train", "ddc.cli.evaluate", "ddc.pipeline", "ddc.training.loop"),
+        *("ddc.training.ddc", "ddc.evaluation.benchmark", "diffusers.models.unets.unet_2d", "accelerate", "tyro"),
+    ]
 )
 Call = Callable[[list[str]], object]
 
@@ -28,6 +31,7 @@ def _become(call: Call, words: list[str], outputs: list[str], environment: dict[
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    tempfile.tempdir = None  # which may be another than the environment's
     for number, path in enumerate(outputs, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOCTTY), number)
     sys.stdout, sys.stderr = (
@@ -49,6 +53,7 @@ def start(
     given = dict(os.environ if environment is None else environment)
     process = FORKED.Process(target=_become, args=(call, [*map(str, words)], outputs, given, str(folder or Path.cwd())))
     process.start()
+    atexit.register(process.kill)  # if a test failed before its end; else the tests would wait for it
     return process
 
 
@@ -65,5 +70,5 @@ def run(
         process = start(words, *outputs, environment, folder, call)
         process.join(timeout)
         assert process.exitcode is not None, f"still running after {timeout} s"
-        texts = [path.read_text(encoding="utf-8") for path in outputs]
+        texts = [path.read_text("utf-8", "replace") for path in outputs]
     return subprocess.CompletedProcess([*map(str, words)], process.exitcode, *texts)

@@ -3,6 +3,7 @@
 import io
 import json
 import queue
+import resource
 import struct
 import subprocess
 import sys
@@ -19,8 +20,10 @@ import tifffile
 from image_mutator import LONGEST, attempt, mutated, png_chunks, png_file, rle_bmp, scans_jpeg, seeds
 
 from conftest import count
+from ddc.cli import main
 from ddc.errors import UserError
 from ddc.images import Picture
+from processes import run
 from tiny import lzw_tiff
 
 WORKERS = 2
@@ -193,10 +196,9 @@ def test_a_folder_of_damaged_files(tiny_model: Path, tmp_path: Path) -> None:
         except UserError:
             pass
     names = {path.name for path in folder.iterdir()}
-    command = [sys.executable, "-m", "ddc", "restore", folder, "-o", tmp_path / "out", "--model", tiny_model]
-    options = ["--task", "denoise", "--sigma", "0.1", "--steps", "1", "--device", "cpu"]
-    ran = subprocess.run([*map(str, command), *options], capture_output=True, timeout=600)
-    errors = ran.stderr.decode(errors="replace")
+    command = ["restore", folder, "-o", tmp_path / "out", "--model", tiny_model]
+    ran = run([*command, "--task", "denoise", "--sigma", "0.1", "--steps", "1", "--device", "cpu"], timeout=600)
+    errors = ran.stderr
     assert ran.returncode == 1 and "Traceback" not in errors
     failures = json.loads((tmp_path / "out" / "ddc-failures.json").read_text())
     failed = {Path(failure["input"]).name for failure in failures}
@@ -209,6 +211,11 @@ def test_a_folder_of_damaged_files(tiny_model: Path, tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
 
 
+def on_a_small_disk(words: list[str]) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+    assert [main(line) for line in json.loads(words[0])] == [1, 1, 1, 1]
+
+
 def test_a_full_disk(tiny_model: Path, tmp_path: Path) -> None:
     """What does not fit is named, nothing half-written stays, and what fits is done."""
     generator = np.random.default_rng(0)
@@ -219,13 +226,7 @@ def test_a_full_disk(tiny_model: Path, tmp_path: Path) -> None:
     lines = [
         ["restore", tmp_path / "in", "-o", tmp_path / ext, "--ext", ext, *options, *more] for ext, more in runs.items()
     ]
-    code = f"""
-import resource
-from ddc.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
-assert [main(line) for line in {[[*map(str, line)] for line in lines]!r}] == [1, 1, 1, 1]
-"""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ran = run([json.dumps([[*map(str, line)] for line in lines])], call=on_a_small_disk)
     assert ran.returncode == 0 and "Traceback" not in ran.stderr, ran.stderr
     assert ran.stderr.count("could not be written (") == 4
     for ext in runs:
