@@ -3,7 +3,6 @@
 import io
 import json
 import queue
-import resource
 import struct
 import subprocess
 import sys
@@ -20,10 +19,9 @@ import tifffile
 from image_mutator import LONGEST, attempt, mutated, png_chunks, png_file, rle_bmp, scans_jpeg, seeds
 
 from conftest import count
-from ddc.cli import main
 from ddc.errors import UserError
 from ddc.images import Picture
-from processes import run
+from processes import on_a_small_disk, run
 from tiny import lzw_tiff
 
 WORKERS = 2
@@ -211,11 +209,6 @@ def test_a_folder_of_damaged_files(tiny_model: Path, tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
 
 
-def on_a_small_disk(words: list[str]) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
-    assert [main(line) for line in json.loads(words[0])] == [1, 1, 1, 1]
-
-
 def test_a_full_disk(tiny_model: Path, tmp_path: Path) -> None:
     """What does not fit is named, nothing half-written stays, and what fits is done."""
     generator = np.random.default_rng(0)
@@ -227,7 +220,7 @@ def test_a_full_disk(tiny_model: Path, tmp_path: Path) -> None:
         ["restore", tmp_path / "in", "-o", tmp_path / ext, "--ext", ext, *options, *more] for ext, more in runs.items()
     ]
     ran = run([json.dumps([[*map(str, line)] for line in lines])], call=on_a_small_disk)
-    assert ran.returncode == 0 and "Traceback" not in ran.stderr, ran.stderr
+    assert ran.returncode == 1 and "Traceback" not in ran.stderr, ran.stderr
     assert ran.stderr.count("could not be written (") == 4
     for ext in runs:
         out = tmp_path / ext
