@@ -26,11 +26,11 @@ types: $(STAMP)
 
 # one thread for each of several processes: quicker than one process with threads, and steady beside other work
 pytest: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # the attacks of tests/attack with many more files, folders and requests than in `make test`
 attack: $(STAMP)
-	DDC_ATTACK=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/attack --numprocesses auto --maxprocesses 8 --dist loadfile
+	DDC_ATTACK=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/attack --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -261,10 +261,11 @@ def _settings(kind: type) -> str:
 
 
 def _field_texts(kind: type) -> dict[str, str]:
+    """The texts below the fields of a class; of those that have none, the texts of its base classes."""
     pattern = re.compile(r'^    (\w+): [^\n]*\n    """(.*?)"""', re.MULTILINE | re.DOTALL)
-    source = inspect.getsource(importlib.import_module(kind.__module__))
-    body = source[source.index(f"class {kind.__name__}") :]
-    return {name: " ".join(text.split()) for name, text in reversed(pattern.findall(body))}
+    owners = [owner for owner in reversed(kind.__mro__) if dataclasses.is_dataclass(owner)]
+    found = (pattern.findall(inspect.getsource(owner)) for owner in owners)
+    return {name: " ".join(text.split()) for texts in found for name, text in texts}
 
 
 GENERATED: dict[str, Callable[[], str]] = {

@@ -13,6 +13,16 @@ if not torch.cuda.is_available():
 from ddc.priors import DataConsistency, Prior, schedule_from_config, scheduler_config
 from tiny import tiny_unet
 
+# Files of few and long tests are begun first, so that the processes of `make test` end at about the same time.
+LONG = (
+    *("test_browser.py", "test_fleet.py", "test_readme.py", "test_loop.py", "test_experiments.py", "test_service.py"),
+    *("test_page.py", "test_restore.py", "test_web.py", "test_slots.py", "test_checkpoints.py", "test_generator.py"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:

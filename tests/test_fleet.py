@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from ddc import fleet
 from ddc.cli import main
 from ddc.cli.files import Item, RayOptions
 from ddc.cli.restore import Restore
-from ddc.cluster import pool
+from ddc.cluster import _check_answer, cluster, pool, told
 from ddc.errors import UserError
 from ddc.evaluation.run import read_rows
 from ddc.fleet import LOST, SMALL_TILE, Job, Worker
@@ -31,12 +33,15 @@ OPTIONS = ("--task", "sr2", "--steps", "1")
 @pytest.fixture(scope="module")
 def ray(small_metrics: Path) -> Iterator[Any]:
     """Ray with two cores, and a GPU that is only declared."""
-    ray = pytest.importorskip("ray", reason="ray is not installed")
+    pytest.importorskip("ray", reason="ray is not installed")
     pytest.importorskip("ray.data", reason="ray[data] is not installed")
-    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
-    ray.init("local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 27)
-    yield ray
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"CPU": 2, "GPU": 1}))
+        with cluster("") as ray:
+            patch.undo()
+            yield ray
+    assert not ray.is_initialized()
 
 
 @pytest.fixture
@@ -191,6 +196,29 @@ def test_a_model_that_is_missing_is_told_once(ray: Any, folder: Path) -> None:
         Worker(command, None)(fleet_table([{"image": "a"}]))
 
 
+def test_what_workers_raise_is_told_in_one_line(ray: Any) -> None:
+    def fail() -> None:
+        raise ValueError("the last line\n\n")
+
+    with cluster("elsewhere:1") as same:  # there is one already, which stays
+        assert same is ray
+    with (
+        pytest.raises(UserError, match=r"workers of Ray failed \(ValueError: the last line\); the same command"),
+        told(ray),
+    ):
+        ray.get(ray.remote(fail).remote())
+
+
+def test_ray_is_told_from_other_servers(ray: Any) -> None:
+    _check_answer(ray.get_runtime_context().gcs_address)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+        thread.start()
+        with pytest.raises(OSError, match="another program answers"):
+            _check_answer(f"127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+
+
 # ---------------------------------------------------------------------------------------------------------
 # without
 
@@ -233,8 +261,6 @@ def test_a_job_with_other_settings_begins_anew(tmp_path: Path) -> None:
 
 
 def no_server() -> str:
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{free.getsockname()[1]}"

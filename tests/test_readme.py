@@ -23,13 +23,13 @@ NOT_RUN = ("make", "git", "pip", "python3 -m venv", "cd", "source")
 @pytest.fixture
 def folder(tmp_path: Path, small_metrics: Path) -> Path:
     """photo.jpg, bad.jpg, small.png, soft.png, and photos/ with two pictures."""
-    Image.fromarray(data.astronaut()[20:84, 170:266]).save(tmp_path / "photo.jpg", quality=90)
-    Image.fromarray(data.astronaut()[20:84, 170:266]).save(tmp_path / "bad.jpg", quality=15)
-    Image.fromarray(data.coffee()[150:182, 200:248]).save(tmp_path / "small.png")
+    Image.fromarray(data.astronaut()[20:68, 170:234]).save(tmp_path / "photo.jpg", quality=90)
+    Image.fromarray(data.astronaut()[20:68, 170:234]).save(tmp_path / "bad.jpg", quality=15)
+    Image.fromarray(data.coffee()[150:166, 200:224]).save(tmp_path / "small.png")
     Image.fromarray(data.coffee()[150:214, 200:280]).filter(ImageFilter.GaussianBlur(1.5)).save(tmp_path / "soft.png")
     (tmp_path / "photos").mkdir()
-    Image.fromarray(data.chelsea()[100:132, 150:190]).save(tmp_path / "photos" / "cat.png")
-    Image.fromarray(data.rocket()[150:182, 300:340]).save(tmp_path / "photos" / "rocket.png")
+    Image.fromarray(data.chelsea()[100:124, 150:182]).save(tmp_path / "photos" / "cat.png")
+    Image.fromarray(data.rocket()[150:174, 300:332]).save(tmp_path / "photos" / "rocket.png")
     return tmp_path
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ddc.errors import UserError
 from ddc.formats import Pixels
-from ddc.images import Picture, from_uint8, quantise
+from ddc.images import Picture, from_uint8, quantise, read_size
 from ddc.storage import Remote, located
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
@@ -160,7 +160,7 @@ def read_pixels(source: Source) -> Pixels | None:
 def read_header(source: Source) -> Size | None:
     """Height and width, from the first bytes of a picture if they are enough."""
     try:
-        return Picture.read_size(source.read(1 << 16)) or Picture.read_size(source.read())
+        return read_size(source.read(1 << 16)) or read_size(source.read())
     except (OSError, ValueError):
         return None
 

@@ -191,18 +191,23 @@ def mean_over_bins(power: Array, width: int, rings: int, sectors: int) -> tuple[
 
     Also returns the frequencies, in cycles per pixel, and how many are in each bin (0 in unused ones).
     """
-    down, right = np.fft.fftfreq(power.shape[0])[:, None], np.fft.rfftfreq(width)
+    used, bin, frequency, size = _bins(power.shape[0], width, rings, sectors)
+    power = np.bincount(bin, power[used], minlength=size.size).reshape(size.shape) / np.maximum(size, 1)
+    return power, frequency, size
+
+
+@lru_cache(maxsize=4)
+def _bins(height: int, width: int, rings: int, sectors: int) -> tuple[Array, Array, Array, Array]:
+    """Returns which frequencies are used, the bin of each, and the mean frequency and the size of the bins."""
+    down, right = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)
     frequency = np.hypot(down, right)
     used = (frequency >= 0.02) & (frequency <= 0.5)
     turn = np.arctan2(down, right)[used] / np.pi % 1
     shape = (sectors, rings // 2 + 1)
     bin = np.rint(sectors * turn).astype(int) % sectors * shape[1] + (rings * frequency[used]).astype(int)
-    size = np.bincount(bin, minlength=sectors * shape[1])
-    power, frequency = (
-        (np.bincount(bin, values[used], minlength=len(size)) / np.maximum(size, 1)).reshape(shape)
-        for values in (power, frequency)
-    )
-    return power, frequency, size.astype(np.float64).reshape(shape)
+    size = np.bincount(bin, minlength=sectors * shape[1]).astype(np.float64)
+    frequency = np.bincount(bin, frequency[used], minlength=len(size)) / np.maximum(size, 1)
+    return used, bin, frequency.reshape(shape), size.reshape(shape)
 
 
 class Spectrum:
@@ -238,8 +243,9 @@ class Spectrum:
         slope, photograph = self._laws(coarseness)
         improbable = 10 * ((slope[:, 0, 0, 0] - 2.4) / 0.35) ** 2
         expected = photograph * passed[:, None] + self.noise
-        weight, power = self.weight[:, None], self.power[:, None]
-        each_law = (weight * (np.log(expected) + power / expected)).sum(3).min(2).sum(1)
+        unlikely = self.power[:, None] / expected
+        unlikely += np.log(expected, out=expected)
+        each_law = np.einsum("ldaf,df->lda", unlikely, self.weight).min(2).sum(1)
         return float((each_law + improbable).min())
 
     @lru_cache(maxsize=2)  # noqa: B019

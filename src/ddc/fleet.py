@@ -28,7 +28,7 @@ from ddc.errors import UserError
 from ddc.hub import fetch_model
 from ddc.images import appearing
 from ddc.notation import duration
-from ddc.storage import Remote, located
+from ddc.storage import Remote, changed_at, located
 
 if TYPE_CHECKING:
     from ddc.pipeline import RestorationPipeline
@@ -149,7 +149,7 @@ class Worker:
         share.say("a worker was lost; its pictures are given to another")
         for item in items:
             name = str(item.source)
-            if self.began and _changed(item.target) >= self.began:
+            if self.began and changed_at(item.target) >= self.began:
                 notes = ["finished before its worker was lost"]
                 share.finished({"input": name, "output": str(item.target), "notes": notes})
                 continue
@@ -185,14 +185,6 @@ class Worker:
             table["error"].append(json.loads(text).get("error"))
             table["line"].append(text)
         return table
-
-
-def _changed(path: Path) -> float:
-    """When a file was written, by the clock of its storage; 0 if it is not there."""
-    try:
-        return float(path.stat().st_mtime)
-    except OSError:
-        return 0.0
 
 
 def restore(dataset: Any, task: str = "auto", **options: Any) -> Any:
@@ -252,11 +244,11 @@ class Job:
                 f"another job is writing into {self.path.parent} ({who}); wait for it, or give another folder with -o"
             )
         if before.get("settings") == self.state["settings"]:
-            self.state["began"] = before["began"] or _changed(self.path)
+            self.state["began"] = before["began"] or changed_at(self.path)
             self.worked = True
         else:
             self._create()
-            self.state["began"] = _changed(self.path)
+            self.state["began"] = changed_at(self.path)
         self._save()
         threading.Thread(target=self._beat, daemon=True).start()
         return self
@@ -329,7 +321,7 @@ class Job:
         times: dict[Path, float] | None = None
         if isinstance(out, Remote):
             times = {out / name: time for name, time in out.files().items()}
-        changed = (_changed(item.target) if times is None else times.get(item.target, 0.0) for item in items)
+        changed = (changed_at(item.target) if times is None else times.get(item.target, 0.0) for item in items)
         return [number for number, time in enumerate(changed) if time < began]
 
 

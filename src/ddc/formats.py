@@ -41,7 +41,7 @@ _LAYOUT_TAGS = {
     *(*range(254, 260), *range(512, 533), 34675),
     *(262, 266, 273, 274, 277, 278, 279, 284, 292, 293, 317, 320, 322, 323, 324, 325, 330, 338, 339, 347),
 }
-_ORIENTATION = 0x0112
+ORIENTATION = 0x0112
 _DIRECTORIES = {0x8769, 0x8825, 0xA005}  # of EXIF: the camera, the place, interoperability
 
 # Pillow warns about large pictures, whose size is checked here, and about odd EXIF, which is ignored. A filter
@@ -87,17 +87,6 @@ def read_file(source: Path | bytes, name: str | Path) -> Stored:
             raise UserError(f"{name} cannot be opened ({error.strerror}); check its name and permissions") from None
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{name} is damaged or cut short ({reason}); copy it again") from None
-
-
-def read_size(content: bytes) -> tuple[int, int] | None:
-    """Height and width of the upright picture, from its first bytes; None if they are not enough."""
-    try:
-        with open_image(content) as image:
-            # Pillow's method for PNG decodes the whole picture, to find EXIF behind the pixels.
-            turned = Image.Image.getexif(image).get(_ORIENTATION, 1) in (5, 6, 7, 8)
-            return (image.width, image.height) if turned else (image.height, image.width)
-    except Exception:
-        return None
 
 
 def open_image(source: str | Path | bytes) -> Any:
@@ -172,12 +161,12 @@ def _upright_exif(image: Any) -> tuple[bytes | None, int]:
     """The EXIF to keep, which says "upright", and the orientation that is still to be applied."""
     try:
         exif = image.getexif()
-        orientation = int(exif.get(_ORIENTATION, 1))
+        orientation = int(exif.get(ORIENTATION, 1))
         for tag in _LAYOUT_TAGS.intersection(exif):
             del exif[tag]
         if not len(exif):
             return None, orientation
-        exif[_ORIENTATION] = 1
+        exif[ORIENTATION] = 1
         for directory in _DIRECTORIES.intersection(
             exif
         ):  # they are read here, before the size of their offsets changes

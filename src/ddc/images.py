@@ -15,10 +15,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ddc.errors import UserError
-from ddc.formats import FORMATS, KEEPS_16_BITS, KEEPS_ALPHA, Pixels, Stored, read_file, read_size, write_file
+from ddc.formats import (
+    FORMATS,
+    KEEPS_16_BITS,
+    KEEPS_ALPHA,
+    ORIENTATION,
+    Pixels,
+    Stored,
+    open_image,
+    read_file,
+    write_file,
+)
 from ddc.storage import Remote, located
 
 logger = logging.getLogger("ddc")
@@ -171,11 +182,6 @@ class Picture:
         colour = np.broadcast_to(pixels[:, :, :1], (*pixels.shape[:2], 3)) if grey else pixels[:, :, :3]
         return Picture(colour, alpha, 8 * pixels.dtype.itemsize, grey, icc, exif, path, content)
 
-    @staticmethod
-    def read_size(content: bytes) -> tuple[int, int] | None:
-        """Height and width, from the first bytes of a file; None if they are not enough."""
-        return read_size(content)
-
     def write(self, path: str | Path, quality: int = 95) -> None:
         """Write a file, in the format of its name. It appears whole or not at all."""
         if not isinstance(path, Path):
@@ -205,6 +211,17 @@ class Picture:
             except Exception:  # metadata that this format cannot hold: too long, or damaged
                 write_file(temporary, kind, Stored(whole), quality)
                 logger.warning("%s is written without its metadata, which %s cannot hold", path, kind)
+
+
+def read_size(content: bytes) -> tuple[int, int] | None:
+    """Height and width of the upright picture, from its first bytes; None if they are not enough."""
+    try:
+        with open_image(content) as image:
+            # Pillow's method for PNG decodes the whole picture, to find EXIF behind the pixels.
+            turned = Image.Image.getexif(image).get(ORIENTATION, 1) in (5, 6, 7, 8)
+            return (image.width, image.height) if turned else (image.height, image.width)
+    except Exception:
+        return None
 
 
 def check_writable(path: Path) -> str:

@@ -27,6 +27,14 @@ else:
     _Local = type(Path())
 
 
+def changed_at(path: Path) -> float:
+    """When a file was written, by the clock of its storage; 0 if it is not there."""
+    try:
+        return float(path.stat().st_mtime)
+    except OSError:
+        return 0.0
+
+
 def located(path: str | Path) -> Path:
     """The local path or the URL that a person wrote."""
     found = None if isinstance(path, Remote) else _URL.fullmatch(str(path))

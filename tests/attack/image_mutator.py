@@ -275,8 +275,7 @@ def mutated(number: int) -> Seed:
 def attempt(path: Path, number: int) -> str:
     """Read a file as the command line does and write it again; returns what came of it."""
     from ddc.errors import UserError
-    from ddc.formats import read_size
-    from ddc.images import Picture
+    from ddc.images import Picture, read_size
     from ddc.jpegfile import jpeg_noise, jpeg_settings
 
     read_size(path.read_bytes())

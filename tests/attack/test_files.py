@@ -21,6 +21,7 @@ from image_mutator import LONGEST, attempt, mutated, png_chunks, png_file, rle_b
 from conftest import count
 from ddc.errors import UserError
 from ddc.images import Picture
+from processes import on_a_small_disk, run
 from tiny import lzw_tiff
 
 WORKERS = 2
@@ -193,10 +194,9 @@ def test_a_folder_of_damaged_files(tiny_model: Path, tmp_path: Path) -> None:
         except UserError:
             pass
     names = {path.name for path in folder.iterdir()}
-    command = [sys.executable, "-m", "ddc", "restore", folder, "-o", tmp_path / "out", "--model", tiny_model]
-    options = ["--task", "denoise", "--sigma", "0.1", "--steps", "1", "--device", "cpu"]
-    ran = subprocess.run([*map(str, command), *options], capture_output=True, timeout=600)
-    errors = ran.stderr.decode(errors="replace")
+    command = ["restore", folder, "-o", tmp_path / "out", "--model", tiny_model]
+    ran = run([*command, "--task", "denoise", "--sigma", "0.1", "--steps", "1", "--device", "cpu"], timeout=600)
+    errors = ran.stderr
     assert ran.returncode == 1 and "Traceback" not in errors
     failures = json.loads((tmp_path / "out" / "ddc-failures.json").read_text())
     failed = {Path(failure["input"]).name for failure in failures}
@@ -219,14 +219,8 @@ def test_a_full_disk(tiny_model: Path, tmp_path: Path) -> None:
     lines = [
         ["restore", tmp_path / "in", "-o", tmp_path / ext, "--ext", ext, *options, *more] for ext, more in runs.items()
     ]
-    code = f"""
-import resource
-from ddc.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
-assert [main(line) for line in {[[*map(str, line)] for line in lines]!r}] == [1, 1, 1, 1]
-"""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.returncode == 0 and "Traceback" not in ran.stderr, ran.stderr
+    ran = run([json.dumps([[*map(str, line)] for line in lines])], call=on_a_small_disk)
+    assert ran.returncode == 1 and "Traceback" not in ran.stderr, ran.stderr
     assert ran.stderr.count("could not be written (") == 4
     for ext in runs:
         out = tmp_path / ext

@@ -8,13 +8,12 @@ import json
 import os
 import random
 import socket
-import subprocess
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import astuple, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -29,6 +28,7 @@ pytest.importorskip("gradio")
 from conftest import count
 from ddc.web.controls import Choices, Trial
 from ddc.web.folders import ALIAS
+from processes import start
 
 MARK = "PRIVATE-PICTURE-7d1f"
 GIGABYTES, SLOWEST, MEMORY = 0.02, 10.0, 300
@@ -40,7 +40,7 @@ ENDLESS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\n{ 
 class Target:
     """The running page, and what was done to it."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str, root: Path) -> None:
+    def __init__(self, process: BaseProcess, url: str, root: Path) -> None:
         self.process, self.url, self.root = process, url, root
         self.port = int(url.rstrip("/").rpartition(":")[2])
         self.log, self.temporary = root / "log.txt", root / "tmp"
@@ -136,12 +136,11 @@ def target(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (root / "tmp").mkdir()
     (root / "private.png").write_bytes(picture(text=MARK))
     (root / "private.txt").write_text(MARK)
-    words = [sys.executable, "-m", "ddc", "web", "--model", str(tiny_model), *OPTIONS.split()]
-    environment = os.environ | {"TMPDIR": str(root / "tmp"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with (root / "log.txt").open("w") as log:
-        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert process.stdout is not None
-        line = process.stdout.readline()
+    os.mkfifo(root / "said")
+    words = ["web", "--model", tiny_model, *OPTIONS.split()]
+    process = start(words, root / "said", root / "log.txt", os.environ | {"TMPDIR": str(root / "tmp")})
+    with (root / "said").open() as said:
+        line = said.readline()
         assert "http://" in line, (root / "log.txt").read_text()
         warm = Target(process, line.split()[4], root)
         visitor = Visitor(warm)  # what is loaded once, such as the networks of the metrics, is no attack's doing
@@ -151,7 +150,8 @@ def target(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         warm.memory, warm.requests, warm.slowest = warm.megabytes(), 0, 0.0
         yield warm
         process.terminate()
-        assert process.wait(30) == 0
+        process.join(30)
+        assert process.exitcode == 0
         assert not list((root / "tmp").iterdir())
 
 
@@ -454,8 +454,8 @@ def test_large_and_slow_requests_end(target: Target) -> None:
     ]
     for thread in waiting:
         thread.start()
-    for start, kind in zip(starts, kinds, strict=True):
-        assert b" 413 " in target.raw(start + kind + b"Content-Length: 999999999999\r\n\r\n", 3)
+    for begin, kind in zip(starts, kinds, strict=True):
+        assert b" 413 " in target.raw(begin + kind + b"Content-Length: 999999999999\r\n\r\n", 3)
     chunks = b"".join(b"10000\r\n" + b"x" * 65536 + b"\r\n" for _ in range(40))
     assert b" 413 " in target.raw(starts[0] + b"Transfer-Encoding: chunked\r\n\r\n" + chunks, 3)
     for thread in waiting:
@@ -618,7 +618,7 @@ def test_what_the_server_used_in_all(target: Target) -> None:
         f"{target.requests} requests, slowest {target.slowest:.1f} s, {grown:+.0f} MB of memory, {stored / 1e6:.1f} MB"
     )
     assert target.requests >= count(120, 500)
-    assert target.process.poll() is None and Visitor(target).get("").status_code == 200
+    assert target.process.is_alive() and Visitor(target).get("").status_code == 200
     assert target.slowest < SLOWEST and grown < MEMORY
     assert stored - examples <= GIGABYTES * 1e9
     assert "Traceback" not in log and MARK not in log, log[-3000:]

@@ -22,6 +22,7 @@ from ddc.images import Picture
 from ddc.jpegfile import jpeg_quality
 from ddc.networks import save_network
 from ddc.priors import DataConsistency
+from processes import start
 
 
 def files_below(folder: Path) -> list[str]:
@@ -373,25 +374,13 @@ def test_a_long_time_is_told_beforehand(
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
 def test_the_bar_is_on_stderr_and_results_on_stdout(tiny_model: Path, photo: Path, tmp_path: Path) -> None:
     ours, theirs = os.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        "ddc",
-        "restore",
-        photo,
-        "-o",
-        tmp_path / "out",
-        "--model",
-        tiny_model,
-        "--json",
-    ]
-    answer = subprocess.run(
-        [*command, "--task", "denoise"], stdout=subprocess.PIPE, stderr=theirs, text=True, check=True
-    )
-    os.close(theirs)
+    words = ["restore", photo, "-o", tmp_path / "out", "--model", tiny_model, "--json", "--task", "denoise"]
+    process = start(words, tmp_path / "lines", os.ttyname(theirs))
+    process.join(60)
+    assert process.exitcode == 0
     shown = os.read(ours, 100_000).decode()
-    os.close(ours)
-    assert json.loads(answer.stdout)["output"] == str(tmp_path / "out" / "photo.png")
+    os.close(ours), os.close(theirs)
+    assert json.loads((tmp_path / "lines").read_text())["output"] == str(tmp_path / "out" / "photo.png")
     assert "denoise" in shown and "output" not in shown
 
 
@@ -548,25 +537,24 @@ def test_outputs_never_overwrite_an_input(
     assert photo.read_bytes() == before
 
 
+def with_ctrl_c(words: list[str]) -> int:
+    """A script that starts the tests in the background has them, and what they start, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return main(words)
+
+
 def test_ctrl_c_leaves_no_half_written_picture(tiny_model: Path, tmp_path: Path) -> None:
     for index in range(40):
         Picture(data.astronaut()[:64, :64]).write(tmp_path / "in" / f"{index}.png")
-    command = [sys.executable, "-m", "ddc", "restore", tmp_path / "in", "-o", tmp_path / "out"]
-    # a script that starts the tests in the background has them, and what they start, ignore Ctrl-C
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(
-        [*command, "--task", "denoise", "--steps", "50", "--model", tiny_model, "--device", "cpu"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    signal.signal(signal.SIGINT, before)
+    command = ["restore", tmp_path / "in", "-o", tmp_path / "out", "--task", "denoise", "--steps", "50"]
+    process = start([*command, "--model", tiny_model, "--device", "cpu"], stderr=tmp_path / "said", call=with_ctrl_c)
     deadline = time.monotonic() + 60
     while not list((tmp_path / "out").glob("*.png")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in errors and "interrupted" in errors
+    os.kill(process.pid or 0, signal.SIGINT)
+    process.join(60)
+    errors = (tmp_path / "said").read_text()
+    assert process.exitcode == 130 and "Traceback" not in errors and "interrupted" in errors
     written = files_below(tmp_path / "out")
     assert 1 <= len(written) < 40 and all(name.endswith(".png") and name[0] != "." for name in written)
     assert all(Picture.read(tmp_path / "out" / name).size == (64, 64) for name in written)

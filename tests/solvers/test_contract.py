@@ -184,9 +184,9 @@ def test_settings_are_documented_and_frozen(name: str) -> None:
     assert kind.name == name
     assert kind.__doc__ is not None and "\n" not in kind.__doc__.strip()
     for field in fields(kind):
-        home = next(base for base in kind.__mro__ if field.name in vars(base).get("__annotations__", {}))
-        after = inspect.getsource(home).split(f"    {field.name}: ", 1)[1].split("\n")[1]
-        assert after.strip().startswith('"""') and after.strip().endswith('."""'), field.name
+        homes = [base for base in kind.__mro__ if field.name in vars(base).get("__annotations__", {})]
+        below = [inspect.getsource(home).split(f"    {field.name}: ", 1)[1].split("\n")[1].strip() for home in homes]
+        assert any(text.startswith('"""') and text.endswith('."""') for text in below), field.name
     with pytest.raises(AttributeError):
         kind().steps = 3  # type: ignore[misc]
 

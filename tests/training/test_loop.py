@@ -1,15 +1,16 @@
 """The loop: schedules, averages, time, states, what bad input gets, and exactness."""
 
-import contextlib
 import json
 import math
 import os
 import random
 import re
+import select
 import shutil
 import signal
-import subprocess
-import sys
+import socket
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,10 +33,11 @@ from training_parts import (
 
 from ddc.cli import main
 from ddc.errors import UserError
-from ddc.training import output
+from ddc.training import loop, output
 from ddc.training.ddc import DDCObjective
 from ddc.training.loop import Average, Guard, learning_rate_factor, train
 from ddc.training.output import read_latest
+from processes import start
 
 
 def quiet(line: str) -> None:
@@ -146,40 +148,43 @@ def test_killed_and_resumed_is_bit_identical(kind: str, pictures: Path, tmp_path
 
     killed_at = random.randrange(1, 9)
     words = [*command(kind, pictures, tmp_path, tmp_path / "killed", **steps), *extra]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ddc", *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith(f"step {killed_at} "):
-            process.send_signal(signal.SIGKILL)
-            break
-    assert process.wait() == -signal.SIGKILL, f"to be killed at step {killed_at}"
+    os.mkfifo(tmp_path / "said")
+    process = start(words, stderr=tmp_path / "said")
+    with (tmp_path / "said").open() as said:
+        for line in said:
+            if line.startswith(f"step {killed_at} "):
+                process.kill()
+                break
+        process.join()
+    assert process.exitcode == -signal.SIGKILL, f"to be killed at step {killed_at}"
     reached = read_latest(tmp_path / "killed" / "checkpoints", quiet)
     assert reached is None or reached[0].name < "step-00000009"  # none, before the first save
     assert main(words) == 0
     assert_same(tmp_path / "whole", tmp_path / "killed")
 
 
-# One of two processes is killed before its third step; the launcher then starts both again.
-DYING = """
-import os, signal, sys
-from ddc.cli import main
-from ddc.training import loop
+def train_and_die(words: list[str]) -> int:
+    """The second process is killed before its third step."""
+    step = loop._Run._step
 
-step = loop._Run._step
+    def dying(run: Any, rate: float) -> Any:
+        if (run.progress.step, os.environ["RANK"]) == (2, "1"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(run, rate)
 
-def dying(run, rate):
-    if (run.progress.step, os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == (2, "1", "0"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(run, rate)
+    loop._Run._step = dying  # type: ignore[method-assign]
+    return main(words)
 
-loop._Run._step = dying
-sys.exit(main(sys.argv[1:]))
-"""
+
+def start_two(words: list[str], said: Path, call: Callable[[list[str]], int] = main) -> list[BaseProcess]:
+    """Two processes that train together, as a launcher starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    how = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    how = os.environ | how | {"CUDA_VISIBLE_DEVICES": ""}
+    ranks = ({"RANK": rank, "LOCAL_RANK": rank} for rank in "01")
+    return [start(words, stderr=f"{said}-{rank['RANK']}", environment=how | rank, call=call) for rank in ranks]
 
 
 def test_two_processes_one_of_them_killed_equal_one_with_twice_the_batch(pictures: Path, tmp_path: Path) -> None:
@@ -187,19 +192,16 @@ def test_two_processes_one_of_them_killed_equal_one_with_twice_the_batch(picture
     how: dict[str, Any] = {"steps": 3, "learning-rate": 1e-4, "save-every": 2}
     assert main(command("ddc", pictures, tmp_path, tmp_path / "one", **how, **{"batch-size": 4})) == 0
     words = command("ddc", pictures, tmp_path, tmp_path / "two", **how, **{"batch-size": 2})
-    (tmp_path / "dying.py").write_text(DYING)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    done = subprocess.run(
-        [sys.executable, *launch, str(tmp_path / "dying.py"), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        # otherwise the second start may read the addresses of the first
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stderr.count("training on 3 pictures") == 2 and "step-00000002 at step 2" in done.stderr, done.stderr
+    first, second = start_two(words, tmp_path / "died", train_and_die)
+    second.join(120)
+    assert second.exitcode == -signal.SIGKILL
+    first.terminate()  # as a launcher does
+    first.join()
+    for process in start_two(words, tmp_path / "again"):
+        process.join(120)
+        assert process.exitcode == 0, (tmp_path / "again-0").read_text()
+    assert "training on 3 pictures" in (tmp_path / "died-0").read_text()
+    assert "step-00000002 at step 2" in (tmp_path / "again-0").read_text()
     one, two = final_state(tmp_path / "one"), final_state(tmp_path / "two")
     # part of the updates is in the average by now: it tells how large they are
     moved = max(float((one["weights"][k] - one["average"][k]).abs().max()) for k in one["weights"])
@@ -394,18 +396,14 @@ def test_a_bar_on_a_terminal_shows_time_left_speed_and_losses(pictures: Path, tm
     pty = pytest.importorskip("pty")
     words = command("prior", pictures, tmp_path, tmp_path / "run", steps=3)
     leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ddc", *words],
-        stdout=follower,
-        stderr=follower,
-        env=os.environ | {"COLUMNS": "80", "TERM": "xterm", "OMP_NUM_THREADS": "1"},
-    )
-    os.close(follower)
+    terminal, environment = os.ttyname(follower), os.environ | {"COLUMNS": "80", "TERM": "xterm"}
+    process = start(words, terminal, terminal, environment)
     shown = b""
-    with contextlib.suppress(OSError):  # the end of a terminal reads as an error on Linux
-        while part := os.read(leader, 4096):
-            shown += part
-    assert process.wait() == 0
+    while process.is_alive() or select.select([leader], [], [], 0)[0]:
+        if select.select([leader], [], [], 0.1)[0]:
+            shown += os.read(leader, 4096)
+    os.close(leader), os.close(follower)
+    assert process.exitcode == 0
     text = shown.decode(errors="replace")
     last = r"100 % step 3  0 s left  \d+ images/s  loss 0\.\d+  mse"
     assert "━━━━" in text and re.search(last, text), text[-600:]

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from ddc.errors import UserError
 from ddc.training import loop
 from ddc.training.loop import Progress, check_processes, train
 from ddc.training.output import RECORD
+from processes import run as run_command
 
 
 def run(pictures: Path, out: Path, steps: int, lines: list[str] | None = None, **options: object) -> Progress:
@@ -166,9 +165,7 @@ def test_an_environment_of_no_process(environment: dict[str, str], monkeypatch: 
 def test_rank_alone_is_an_error_of_the_command(pictures: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path / "network.json")
     words = ["train", "prior", *quick_arguments(pictures, tmp_path / "out", network=config)]
-    done = subprocess.run(
-        [sys.executable, "-m", "ddc", *words], env=os.environ | {"RANK": "7"}, capture_output=True, text=True
-    )
+    done = run_command(words, os.environ | {"RANK": "7"})
     assert done.returncode != 0 and len(done.stderr.strip().splitlines()) == 1 and "RANK=7" in done.stderr
 
 

@@ -6,8 +6,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -37,6 +35,7 @@ from ddc.web.page import RestorationPage, painted
 from ddc.web.receiving import Refusal
 from ddc.web.server import listen, serve
 from ddc.web.service import Stopped
+from processes import start
 
 CHOICES = Choices(kind="Noise", steps=2)
 
@@ -510,22 +509,34 @@ def test_ports(page: Any) -> None:
         listen("127.0.0.1", 70_000)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_ending_the_process_leaves_nothing_behind(tiny_model: Path, tmp_path: Path, number: int) -> None:
-    command = [sys.executable, "-m", "ddc", "web", "--model", str(tiny_model), "--device", "cpu"]
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
+@pytest.mark.parametrize(
+    ("number", "with_page"), [(signal.SIGTERM, True), (signal.SIGHUP, False), (signal.SIGKILL, False)]
+)
+def test_ending_the_process_leaves_nothing_behind(
+    tiny_model: Path, tmp_path: Path, number: int, with_page: bool
+) -> None:
+    """Also without the page, whose packages take long to import."""
+    said, temporary = tmp_path / "said", tmp_path / "temporary"
+    os.mkfifo(said)
+    temporary.mkdir()
+    environment = os.environ | {"TMPDIR": str(temporary)}
     environment.pop("GRADIO_TEMP_DIR", None)
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and "http://127.0.0.1:" in process.stdout.readline()
-        assert any(tmp_path.glob("ddc-web-*/examples/*/*.png"))
-        remove_leftovers(tmp_path)
-        assert any(tmp_path.iterdir())  # it is still running
-        process.send_signal(number)
-        assert process.wait(30) == (0 if number != signal.SIGKILL else -number)
+    words = ["web", "--model", tiny_model, "--device", "cpu", *([] if with_page else ["--no-page"])]
+    process = start(words, said, environment=environment)
+    with said.open() as lines:
+        assert "http://127.0.0.1:" in lines.readline()
+        (folder,) = temporary.glob("ddc-web-*")
+        assert any(folder.glob("examples/*/*.png")) == with_page
+        (folder / "file").write_text("of a visitor")
+        remove_leftovers(temporary)
+        assert any(temporary.iterdir())  # it is still running
+        os.kill(process.pid or 0, number)
+        process.join(30)
+        assert process.exitcode == (0 if number != signal.SIGKILL else -number)
     if number == signal.SIGKILL:
-        assert any(tmp_path.iterdir())
-        remove_leftovers(tmp_path)  # as the next start does
-    assert not list(tmp_path.iterdir())
+        assert any(temporary.iterdir())
+        remove_leftovers(temporary)  # as the next start does
+    assert not list(temporary.iterdir())
 
 
 def test_the_private_folder_is_private_and_goes() -> None:

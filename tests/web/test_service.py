@@ -96,13 +96,13 @@ def test_noise_is_estimated_and_suggested(tmp_path: Path) -> None:
 
 
 def test_blur_is_estimated_and_suggested(tmp_path: Path) -> None:
-    blurred = np.asarray(Image.fromarray(data.chelsea()).filter(ImageFilter.GaussianBlur(2)))[40:240, 100:300]
+    blurred = np.asarray(Image.fromarray(data.chelsea()).filter(ImageFilter.GaussianBlur(2)))[80:208, 140:268]
     facts, seen = look_at(saved(tmp_path / "a.png", blurred))
     assert seen.kind == "Find out" and seen.blur == pytest.approx(2, abs=0.4)
     assert "The blur is undone" in facts
     picture = torch.from_numpy(data.coffee() / np.float32(255)).permute(2, 0, 1)[None]
     unfocused = (KernelBlur(disc_kernel(4))(picture)[0].permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
-    facts, seen = look_at(saved(tmp_path / "c.png", unfocused[60:260, 160:360]))
+    facts, seen = look_at(saved(tmp_path / "c.png", unfocused[80:240, 180:340]))
     assert seen.kind == "Find out" and replace(seen, kind="Blur").task.startswith("disc")
     assert seen.blur == pytest.approx(4, abs=0.15) and "a disc of about 4.0 pixels" in facts
     tiny_facts, tiny = look_at(saved(tmp_path / "b.png", blurred[:32, :32]))

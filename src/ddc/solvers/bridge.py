@@ -125,7 +125,6 @@ class I2SB(Solver):
     needs = ("bridge",)
 
     steps: int = 20
-    """Sampling steps."""
 
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:

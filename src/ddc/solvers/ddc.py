@@ -22,7 +22,6 @@ class DDC(Solver):
     needs = ("prior", "network")
 
     steps: int = 5
-    """Sampling steps."""
     spacing: Spacing | None = None
     """Timesteps: leading (800, 600, …, 0) or even (999, 749, …, 0); if None, leading from four steps on."""
 

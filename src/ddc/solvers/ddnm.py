@@ -23,7 +23,6 @@ class DDNM(Solver):
     name = "ddnm"
 
     steps: int = 100
-    """Sampling steps."""
     eta: float = 0.85
     """The share η of fresh noise in each step."""
 

@@ -21,7 +21,6 @@ class DDRM(Solver):
     operators = SVDOperator
 
     steps: int = 20
-    """Sampling steps."""
     eta: float = 0.85
     """The share η of fresh noise where y says little or nothing."""
     eta_b: float = 1.0

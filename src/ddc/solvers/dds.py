@@ -20,7 +20,6 @@ class DDS(Solver):
     name = "dds"
 
     steps: int = 50
-    """Sampling steps."""
     eta: float = 0.85
     """The share η of fresh noise in each step."""
     gamma: float | None = None

@@ -90,7 +90,6 @@ class DPS(GradientSolver):
     paper: ClassVar[dict[str, dict[type, float]]] = {"zeta": {GaussianBlur: 0.4, Operator: 1.0}}
 
     steps: int = 1000
-    """Sampling steps."""
     zeta: float | None = None
     """Step size ζ; None is the paper's: 0.4 for Gaussian blur, 1.0 otherwise."""
     clip: bool = True
@@ -122,7 +121,6 @@ class MCG(GradientSolver):
     name = "mcg"
 
     steps: int = 1000
-    """Sampling steps."""
     zeta: float = 1.0
     """Step size ζ of the gradient."""
 
@@ -148,7 +146,6 @@ class PiGDM(GradientSolver):
     operators = Operator
 
     steps: int = 100
-    """Sampling steps."""
     eta: float = 1.0
     """DDIM's η."""
     noise_blind: bool = False

@@ -65,7 +65,6 @@ class PSLD(LatentSolver):
     paper: ClassVar[dict[str, dict[type, float]]] = {"omega": {Bicubic: 0.9, Operator: 0.1}}
 
     steps: int = 1000
-    """Sampling steps."""
     omega: float | None = None
     """Step size ω of the measurement's gradient; None is the released 0.9 for super-resolution and 0.1 otherwise."""
     gamma: float = 0.1
@@ -112,7 +111,6 @@ class ReSample(LatentSolver):
     operators = Operator
 
     steps: int = 500
-    """Sampling steps."""
     zeta: float = 0.5
     """Step size ζ of DPS's gradient in each step; it is multiplied with ā_t."""
     every: int = 10
@@ -201,7 +199,6 @@ class HGU(LatentSolver):
     operators = Operator
 
     steps: int = 1000
-    """Sampling steps."""
     zeta: float = 0.01
     """Step size ζ: the released value for photographs."""
     order: int = 1

@@ -41,7 +41,6 @@ class Unconditional(Solver):
     operators = Operator
 
     steps: int = 100
-    """Sampling steps."""
     eta: float | None = None
     """DDIM's η, 0 for no noise after the first; None takes the posterior step with the prior's own variance."""
     spacing: Spacing = "leading"

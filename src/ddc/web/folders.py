@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ddc.errors import UserError
+from ddc.storage import changed_at
 
 PREFIX = "ddc-web-"
 ALIAS = "/ddc-files"  # what the folder is called in requests and answers, so that nobody learns where it is
@@ -67,10 +68,10 @@ class Store:
         where that is not enough, the files are refused."""
         size = max(size, SMALLEST)
         with self.lock:
-            used = {home: _used(home) for home in _entries(self.visitors)}
+            used = {home: _used(home) for home in self.visitors.glob("*")}
             free = self.limit - self.reserved - sum(used.values())
-            for home in sorted(used, key=_changed):  # the one that was used longest ago comes first
-                if free < size and _changed(home) < time.time() - IDLE:
+            for home in sorted(used, key=changed_at):  # the one that was used longest ago comes first
+                if free < size and changed_at(home) < time.time() - IDLE:
                     shutil.rmtree(home, ignore_errors=True)
                     free += used[home]
             if free < size:
@@ -110,17 +111,6 @@ def _below(folder: Path) -> Iterator[Path]:
     """Everything below a folder, the content of a folder before the folder. What vanishes meanwhile is passed over."""
     for parent, folders, files in os.walk(folder, topdown=False):
         yield from (Path(parent, name) for name in files + folders)
-
-
-def _entries(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _used(folder: Path) -> int:
