@@ -6,10 +6,10 @@
     python scripts/public_sets.py real REALSET65 [--out restored]                  (needs basicsr, see niqe.py)
 
 `levin` blurs photographs with Levin's kernels, σ 0.01, 8 bits, and compares the gain by the estimated kernel with that by
-the true one. `polyu` restores NAME_real.JPG, compares it with NAME_mean.JPG, and with NL-means under the σ that is best
-for each picture. `jpeg` compresses pictures. Each prints PSNR and LPIPS (VGG16, AlexNet).
-`real` restores pictures of which no truth is known. It prints NIQE of the results, and of a part of each that is enlarged ×4, of
-which it writes a sheet.
+the true one. `polyu` restores NAME_real.JPG, compares it with NAME_mean.JPG, and with NL-means and `denoise` under the
+strength that is best for each picture. `jpeg` compresses pictures. Each prints PSNR and LPIPS (VGG16, AlexNet).
+`real` restores pictures of which no truth is known. It prints NIQE of the results at the size of the input, to which those of
+opponents that enlarge are reduced, and of parts of 96 pixels that are enlarged ×4. sheet.png shows both.
 Pictures are cropped to --side pixels in the middle. `--against` adds other networks: `opponents.py` says how to install them.
 """
 
@@ -35,6 +35,7 @@ Pixels = np.ndarray[Any, Any]
 
 NOISE_OF_LEVIN = 0.01
 STRENGTHS = (3, 5, 7, 10, 13, 17)  # h of NL-means, of which the best is taken
+SIGMAS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09)  # of `denoise`, of which the best is taken
 PART = 96  # pixels of the part that is enlarged
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
@@ -136,6 +137,11 @@ def levin(arguments: argparse.Namespace, measure: Measure) -> None:
     )
 
 
+def closest(tried: list[Pixels], clean: Pixels) -> Pixels:
+    """Returns the picture with the best PSNR."""
+    return min(tried, key=lambda one: float(((one / 255 - clean / 255) ** 2).mean()))
+
+
 def polyu(arguments: argparse.Namespace, measure: Measure) -> None:
     import cv2
 
@@ -148,9 +154,9 @@ def polyu(arguments: argparse.Namespace, measure: Measure) -> None:
             measure.score(opponent, pixels, clean)
         measure.score("auto", middle(measure.restored(path, path.stem), arguments.side), clean)
         tried = [cv2.fastNlMeansDenoisingColored(noisy, None, h, h, 7, 21) for h in STRENGTHS]
-        measure.score(
-            "NL-means, oracle", min(tried, key=lambda one: float(((one / 255 - clean / 255) ** 2).mean())), clean
-        )
+        measure.score("NL-means, oracle", closest(tried, clean), clean)
+        tried = [measure.restored(Picture(noisy), f"{path.stem}_{sigma}", "denoise", sigma=sigma) for sigma in SIGMAS]
+        measure.score("denoise, oracle", closest(tried, clean), clean)
 
 
 def jpeg(arguments: argparse.Namespace, measure: Measure) -> None:
@@ -174,25 +180,26 @@ def real(arguments: argparse.Namespace, measure: Measure) -> None:
     for path in pictures_in(arguments.folder, arguments.pictures, 2 * BLOCK):
         pixels = middle(load(path), arguments.side)
         whole = pixels.shape[:2] == Image.open(path).size[::-1]
-        results = {"input": pixels, "auto": measure.restored(path if whole else Picture(pixels), path.stem)}
+        auto = measure.restored(path if whole else Picture(pixels), f"{path.stem}_same_auto")
+        results = {"input": pixels, "auto": auto}
         part = Image.fromarray(middle(pixels, PART))
         large = {
             "bicubic": np.asarray(part.resize((4 * PART, 4 * PART), Image.Resampling.BICUBIC)),
-            "auto, then sr4": measure.restored(Picture(middle(results["auto"], PART)), f"{path.stem}_x4", "sr4"),
+            "auto+sr4": measure.restored(Picture(middle(auto, PART)), f"{path.stem}_x4_auto+sr4", "sr4"),
         }
         for name, restore in measure.opponents.items():
             enlarged = restore(pixels)
             results[name] = at_size(enlarged, pixels)
             large[name] = middle(enlarged, PART, 4)
-        for kind, compared in (("same size", results), ("×4", large)):
+        for kind, compared in (("same", results), ("x4", large)):
             for name, result in compared.items():
-                scores.setdefault(f"{kind}, {name}", []).append(niqe(result, good))
-                Image.fromarray(result).save(arguments.out / f"{path.stem}_{kind}_{name}.png".replace(" ", "_"))
-        rows.append(list(large.values()))
+                scores.setdefault(f"{kind} {name}", []).append(niqe(result, good))
+                Image.fromarray(result).save(arguments.out / f"{path.stem}_{kind}_{name}.png")
+        rows += [[middle(one, PART).repeat(4, 0).repeat(4, 1) for one in results.values()], list(large.values())]
         print("  NIQE " + ", ".join(f"{name} {values[-1]:.2f}" for name, values in scores.items()), flush=True)
     Image.fromarray(np.vstack([np.hstack(row) for row in rows])).save(arguments.out / "sheet.png")
     print("NIQE, mean and number of pictures in which it is the least (less is better):")
-    for kind in ("same size", "×4"):
+    for kind in ("same", "x4"):
         names = [name for name in scores if name.startswith(kind)]
         table = np.array([scores[name] for name in names])
         table = table[:, ~np.isnan(table).any(0)]
