@@ -90,6 +90,15 @@ def test_the_blur_before_jpeg_is_estimated(width: float, tmp_path: Path) -> None
     assert estimate_blur(picture, with_jpeg_noise(picture, 0.0)).width > width + 0.05  # JPEG made it look wider
 
 
+@pytest.mark.parametrize(("width", "quality", "found"), [(1.2, 75, False), (1.2, 90, True), (2.0, 75, True)])
+def test_softness_of_cameras_beneath_jpeg_is_left_alone(
+    width: float, quality: int, found: bool, tmp_path: Path
+) -> None:
+    soft = gaussian_filter(data.astronaut()[:256, :256].astype(float), (width, width, 0)).round().astype(np.uint8)
+    PIL.Image.fromarray(soft).save(tmp_path / "soft.jpg", quality=quality)
+    assert (examine(Picture.read(tmp_path / "soft.jpg")).blur is not None) == found
+
+
 @pytest.mark.parametrize(("first", "second", "cut"), [(30, 90, 0), (30, 90, 5), (50, 95, 4)])
 def test_an_earlier_jpeg_is_found(first: int, second: int, cut: int) -> None:
     again = jpeg(jpeg(CUP, first)[cut:, cut:], second)

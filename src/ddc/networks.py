@@ -402,23 +402,23 @@ def load_network(
 ) -> nn.Module:
     """Read a network and its weights, in float32 and eval mode. A missing weight is an error.
 
-    Names and shapes are compared before anything is allocated, so that no configuration asks for more memory than the
-    files have weights.
+    Names and shapes are compared before anything is allocated: no configuration asks for more memory than its files have.
     """
     folder = Path(folder)
     config = read_config(folder) if config is None else config
     with torch.device("meta"):
-        blank = build(config)
+        network = build(config)
     headers: dict[str, Any] = {}
     for path in weight_paths(folder):
         with open_weights(path) as file:
             headers |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     scales = {name + SCALE for name, header in headers.items() if header.get_dtype() == "I8"}
     shapes = {_present_name(name): header.get_shape() for name, header in headers.items() if name not in scales}
-    check_fit(blank, shapes, folder)
+    check_fit(network, shapes, folder)
     check_finite(state := read_weights(folder), folder)
-    network = build(config)
-    network.load_state_dict(state)
+    if dict(network.named_buffers()).keys() - state:  # they are computed, not stored
+        network = build(config)
+    network.load_state_dict(state, assign=True)
     network.eval().requires_grad_(False)
     if build is build_network and not isinstance(network, CompactUNet):
         from ddc.guided import try_out
@@ -435,7 +435,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             stored |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if any(tensor.dtype == torch.int8 for tensor in stored.values()):
         stored = from_8_bits(stored, folder)
-    return {_present_name(name): tensor.float() for name, tensor in stored.items()}
+    return {_present_name(name): tensor.to(torch.float32, copy=True) for name, tensor in stored.items()}
 
 
 def _present_name(name: str) -> str:

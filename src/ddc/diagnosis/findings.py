@@ -36,6 +36,7 @@ SMALLEST_SHAKEN, NOISIEST_SHAKEN = 128, 0.04  # pixels and σ, beyond which no k
 LEAST_SHARE_OF_SHAKE = 0.35  # of what another blur leaves unexplained, that a kernel must explain
 LEAST_SHARE_OF_BLUR = 0.1  # of all that a blur changes: a Gaussian leaves at most 0.06 to a kernel of free shape
 SHAKEN = 1.5  # pixels of a kernel's spread; less may be texture
+BLURRED_IN_JPEG = 1.5  # pixels of a blur that is worth undoing beneath JPEG: cameras' pictures are as soft at full size
 LARGE_HOLE = 100  # pixels across, from which on the filling is invention
 LIKE_DEMOSAICING = 0.1  # from the factor 2: noise of which two pixels in three were interpolated looks enlarged
 STRONGEST = 0.12  # σ that is assumed at most
@@ -137,7 +138,7 @@ def examine(picture: Picture) -> Findings:
         level = 0.0
     sigma = noise_of(level, settings, 1 if picture.grey else 3)
     soft = enlargement is None and is_soft(luma)
-    blur = _blur(picture, sigma) if soft and not coarse else None  # coarse blocks hide detail as a blur does
+    blur = _blur(picture, sigma, quality) if soft and not coarse else None  # coarse blocks hide detail as a blur does
     kernel = _shake(picture, luma, max(sigma, noise.white), blur) if soft and not coarse else None
     return Findings(
         blur,
@@ -162,12 +163,13 @@ def _enlargement(luma: Plane, jpeg: bool, noise: Noise) -> Enlargement | None:
     return None if abs(found.factor - 2) < LIKE_DEMOSAICING else found
 
 
-def _blur(picture: Picture, sigma: float) -> BlurEstimate | None:
+def _blur(picture: Picture, sigma: float, quality: int | None) -> BlurEstimate | None:
     try:
         blur = blur_before_jpeg(picture, sigma)
     except UserError:  # the picture is too small
         return None
-    return blur if blur.spread >= BLURRED * (1 + 10 * sigma) else None  # noise hides detail as a blur does
+    least = BLURRED if quality is None or quality >= COARSE_JPEG else BLURRED_IN_JPEG
+    return blur if blur.spread >= least * (1 + 10 * sigma) else None  # noise hides detail as a blur does
 
 
 def _shake(picture: Picture, luma: Plane, sigma: float, blur: BlurEstimate | None) -> Tensor | None:

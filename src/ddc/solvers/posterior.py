@@ -223,7 +223,8 @@ class PosteriorDenoiser(nn.Module):
         inputs = torch.cat([c, guess, p, told], dim=1)
         told_of = None
         if self.conditional:
-            told_of = x.new_zeros(1, CONDITIONS) if conditions is None else conditions.to(x, copy=True)
+            told_of = x.new_zeros(1, CONDITIONS) if conditions is None else conditions.to(x)
+            told_of = told_of.expand(max(len(told_of), torch.as_tensor(mode).numel()), -1).clone()
             told_of[:, MODE] = mode
         raw = run_unet(unet or self.unet, inputs, 1000 * theta.flatten() / (math.pi / 2), told_of).to(x.dtype)
         with torch.autocast(x.device.type, enabled=False):
