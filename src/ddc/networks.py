@@ -347,7 +347,7 @@ def build_network(config: dict[str, Any]) -> nn.Module:
 
 
 def network_config(network: nn.Module) -> dict[str, Any]:
-    """The configuration that `build_network` takes; diffusers' own remarks, such as which values are defaults, stay out."""
+    """The configuration that `build_network` takes, without diffusers' own remarks."""
     settings = {k: v for k, v in dict(network.config).items() if not k.startswith("_")}  # type: ignore[arg-type]
     return {"_class_name": type(network).__name__, **settings}
 
@@ -428,7 +428,7 @@ def load_network(
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a folder, in float32 and by their present names."""
+    """Copies of a folder's weights, in float32, by present names: in a file they may be unaligned, which changes rounding."""
     stored: dict[str, Tensor] = {}
     for path in weight_paths(folder):
         with open_weights(path) as file:

@@ -1,6 +1,7 @@
 """Operators of experiments: their contracts, their task names, and phantoms restored without a network."""
 
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,10 @@ def test_levins_kernels_come_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert torch.allclose(Task.parse("levin3").operator().kernel, torch.eye(7) / 7)  # type: ignore[union-attr, arg-type]
     (tmp_path / "Levin09.mat").write_bytes(b"MATLAB 5.0")
     with pytest.raises(UserError, match="cannot be read"):
+        Task.parse("levin3").operator()
+    (tmp_path / "Levin09.mat").write_bytes(b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(64))
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(UserError, match="pip install h5py"):
         Task.parse("levin3").operator()
 
 

@@ -244,6 +244,8 @@ def levin_kernel(number: int) -> Tensor:
         )
     try:
         values = np.asarray(_levin_kernels(path)[number - 1], dtype=np.float64)
+    except ImportError:
+        raise UserError(f"{path} is in MATLAB's newer format, which needs h5py: pip install h5py") from None
     except Exception as error:  # a damaged file can raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"Levin's kernels cannot be read from {path} ({reason}); expected Levin09.mat") from None
