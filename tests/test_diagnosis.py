@@ -300,6 +300,10 @@ def test_a_composition_is_told() -> None:
     soft = composition(Findings(blur=BlurEstimate(radius=3.0), sigma=0.02, quality=85))
     assert soft is not None and soft.task == "disc3" and soft.conditions == Conditions(quality=85)
     assert soft.sigma == pytest.approx(np.hypot(0.02, 0.0151), rel=0.2)
+    for slight in (Findings(quality=75), Findings(quality=75, soft=True)):
+        weak = composition(slight)
+        assert weak is not None and weak.task == "denoise" and weak.solver == "posterior:realism=0"
+        assert weak.conditions == Conditions(quality=75) and 0.01 < weak.sigma < 0.03
     again = composition(Findings(quality=30, grid=(5, 0), saved_again=True))
     assert again == Treatment("jpeg30", 0.008, margins=(3, 0)) and composition(Findings()) is None
     numbers = Conditions(True, 75, colour).tensor(torch.device("cpu"))

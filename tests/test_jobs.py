@@ -21,6 +21,7 @@ from ddc.pipeline import RestorationPipeline
 from ddc.problems import Problem, Task
 from ddc.solvers.ddc import DDC
 from ddc.solvers.ddnm import DDNM
+from ddc.solvers.posterior import Posterior
 from ddc.tiling import Window
 
 PHOTO = Picture(data.astronaut()[:40, :48], path=Path("photo.png"))
@@ -235,6 +236,10 @@ def test_a_plan_may_choose_the_solver_if_none_is_named() -> None:
     assert Request("auto").solver_of(None).name == Request("auto").solver_of(Treatment("denoise")).name == "ddc"
     for options in ({"solver": "ddc"}, {"steps": 3}, {"samples": 2}, {"doubt": True}):  # of which one-pass has none
         assert Request("auto", **options).solver_of(plan).name == "ddc"
+    mean = Treatment("denoise", 0.03, solver="posterior:realism=0")
+    for options in ({}, {"doubt": True}):  # the model's own solver has no settings
+        assert Request("auto", solver="posterior", **options).solver_of(mean) == Posterior(realism=0.0)
+    assert Request("auto", solver="posterior", realism=0.5).solver_of(mean) == Posterior(realism=0.5)
 
 
 def test_scratches_belong_to_auto() -> None:

@@ -168,11 +168,12 @@ class Request:
         return plan
 
     def solver_of(self, plan: Treatment | None) -> Solver:
-        """The solver that a plan prefers, if none is named and one sample is enough."""
-        named = self.solver is not None or self.steps is not None
-        if plan is None or plan.solver is None or named or self.samples > 1 or self.doubt:
+        """The solver that a plan prefers, if no other one and no settings are named, and one sample is enough."""
+        if plan is None or plan.solver is None or self.samples > 1:
             return self.method
-        return make_solver(plan.solver)
+        preferred, own = make_solver(plan.solver), type(self.method)
+        named = (self.solver is not None or self.doubt) and type(preferred) is not own
+        return self.method if named or self.steps is not None or self.method != own() else preferred
 
     def problem(self, picture: Picture, plan: Treatment | None = None) -> Problem:
         """The problem that a picture is the measurement of; for the task auto, that of its plan."""

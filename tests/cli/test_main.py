@@ -1,6 +1,7 @@
 """The dispatcher, `ddc info` and `ddc convert`."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import torch
 from ddc import __version__
 from ddc.cli import COMMANDS, available, main
 from ddc.pipeline import find_part
+from tiny import tiny_posterior
 
 
 def test_help_answers_within_a_second() -> None:
@@ -76,6 +78,18 @@ def test_info_of_the_networks_that_solvers_bring(
     assert main(["info", str(folder), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["model"][kind]
     assert known.items() <= facts.items() and facts["parameters"] > 500_000
+
+
+def test_info_of_a_posterior_network(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(tiny_model, tmp_path, dirs_exist_ok=True)
+    network = tiny_posterior()
+    network.realism, network.generator = 0.5, ([0.5], [1.0])
+    network.save_pretrained(tmp_path / "posterior")
+    for folder in (tmp_path, tmp_path / "posterior"):
+        assert main(["info", str(folder), "--json", "--size", "64"]) == 0
+        facts = json.loads(capsys.readouterr().out)["model"]["posterior"]
+        assert facts["usual realism"] == 0.5 and facts["noise levels"] == [0.5] and facts["in wide holes"] == [1.0]
+        assert facts["parameters"] == sum(p.numel() for p in network.parameters())
 
 
 def test_info_for_people(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

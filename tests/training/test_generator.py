@@ -143,6 +143,9 @@ def test_the_dial_passes_the_sharp_estimate() -> None:
     different = [(mean, sharp), (sharp, much), (much, sample), (sharp, sample)]
     assert min(float((one - other).abs().max()) for one, other in different) > 0.003
     assert torch.allclose(quarter, (mean + sharp) / 2, atol=1e-6)
+    network.temperature = 0.25
+    calm, as_before = solve(0.5)[0], solve(1.0)[0]
+    assert torch.equal(as_before, sample) and 0 < (calm - mean).abs().mean() < (sharp - mean).abs().mean()
     network.sharp = False
     assert torch.equal(solve(1.0)[0], sample) and torch.allclose(solve(0.5)[0], (mean + sample) / 2, atol=1e-6)
 
@@ -202,6 +205,11 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path: Path, adve
         )
         begun = PosteriorObjective.from_settings(settings).tensors()
         assert all(torch.equal(value, begun[name]) for name, value in load_file(critic).items())
+        moved = Adversary((64, 192, 384, 256, 256), 1e-3)
+        moved.read(critic)
+        moved.to(torch.device("meta"))
+        moments = [moved.optimiser.state[key]["exp_avg"] for key in moved.optimiser.state]
+        assert moments and all(moment.device.type == "meta" for moment in moments)  # where the critic learns
         for wrong in (tmp_path / "absent", tmp_path / "tiny.json", tmp_path / "whole" / "posterior" / WEIGHTS):
             with pytest.raises(UserError, match="does not hold a critic"):
                 Adversary((64, 192, 384, 256, 256), 1e-3).read(wrong)

@@ -252,6 +252,12 @@ def test_strength_stands_for_sigma() -> None:
     assert "--strength" not in command_line("a.png", Choices(kind="Low resolution", strength="high"), mask=False)
 
 
+def test_the_model_chooses_its_realism_until_somebody_does() -> None:
+    own = Choices(solver="posterior", steps=20)
+    assert "realism" not in own.options and "steps" not in own.options  # a plan may prefer the least error
+    assert replace(own, realism=0.0).options["realism"] == 0 and replace(own, steps=4).options["steps"] == 4
+
+
 def test_the_speed_is_measured_when_it_is_needed(work: Service, photo: Upload, monkeypatch: pytest.MonkeyPatch) -> None:
     work.rates["ddc"] = 1e6  # as on a computer that was busy
     with pytest.raises(UserError, match="this page allows"):
@@ -515,7 +521,7 @@ def test_heic_is_read_although_pillow_alone_cannot(tmp_path: Path, monkeypatch: 
 
 
 def test_a_form_is_made_from_the_values_of_its_components() -> None:
-    values = ["Blur", 4, "Soft", 2, None, 45, 10.0, "medium", None, "ddnm", 20.0, None, 1, None, None, "png"]
+    values = ["Blur", 4, "Soft", 2, None, 45, 10.0, "medium", None, "ddnm", 20.0, None, 1, 0.5, None, "png"]
     form = from_values(Choices, values)
     assert form == Choices("Blur", blur=2.0, sigma=0.0, solver="ddnm", steps=20, angle=45.0)
     assert type(form.blur) is float and type(form.steps) is int

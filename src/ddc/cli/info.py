@@ -55,10 +55,17 @@ def _model(folder: Path, size: int) -> dict[str, Any]:
     from ddc.fast import default_tile, pick_device
     from ddc.latents import CLASSES, Autoencoder, LatentPrior
     from ddc.networks import read_config
-    from ddc.pipeline import RestorationPipeline
+    from ddc.pipeline import PARTS, RestorationPipeline
     from ddc.priors import DataConsistency
     from ddc.solvers.bridge import Bridge
     from ddc.solvers.pnp_admm import DnCNN
+    from ddc.solvers.posterior import PosteriorDenoiser
+
+    def sampling(network: PosteriorDenoiser) -> dict[str, Any]:
+        levels = (
+            {"noise levels": network.generator[0], "in wide holes": network.generator[1]} if network.generator else {}
+        )
+        return {**_unet(network.unet, size), "usual realism": network.realism, **levels}
 
     def consistency(network: DataConsistency) -> dict[str, Any]:
         return {**_unet(network.unet, size), "inputs": ["x0", *network.inputs]}
@@ -69,6 +76,8 @@ def _model(folder: Path, size: int) -> dict[str, Any]:
     if "inputs" in config or config.get("in_channels") == 6:  # the released DDC networks name no inputs
         use = {"use": f"a data-consistency network: ddc restore … --network {folder}"}
         return facts | use | {"network": consistency(DataConsistency.from_pretrained(folder))}
+    if config.get("posterior"):
+        return facts | {"posterior": sampling(PosteriorDenoiser.from_pretrained(folder))}
     if "task" in config:
         bridge = Bridge.from_pretrained(folder)
         known = {"task": bridge.task, "largest noise": bridge.sigma_max}
@@ -95,7 +104,11 @@ def _model(folder: Path, size: int) -> dict[str, Any]:
             "last alpha bar": float(f"{float(schedule.alpha_bars[-2]):.3g}"),
         },
     }
-    return facts | ({"network": consistency(pipe.network)} if pipe.network is not None else {})
+    if pipe.network is not None:
+        facts["network"] = consistency(pipe.network)
+    if (own := folder / PARTS["posterior"]).is_dir():
+        facts["posterior"] = sampling(PosteriorDenoiser.from_pretrained(own))
+    return facts
 
 
 def _autoencoder(autoencoder: "Autoencoder") -> dict[str, Any]:

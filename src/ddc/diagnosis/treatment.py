@@ -52,6 +52,7 @@ NOISE_OF_SHAKEN = 0.02  # σ that covers the errors of an estimated kernel
 # Shares of the restoration in the result at two JPEG qualities. The picture's coefficients and the restoration's were
 # rounded to the same values, and so are those of their mean, which has less error than both.
 JPEG_SHARES = ((10, 30), (0.8, 0.6))
+LEAST_ERROR = "posterior:realism=0"  # for weak damage, where sharper estimates only add grain
 UNKNOWN = 0.1  # σ that networks are told of a picture of which nothing else is known
 # What tells that a restoration is worse than its source, see `regret`
 MOST_RESIDUAL, RINGING, STRUCTURE = (1.6, 0.012), (1.25, 0.006), 3.0
@@ -196,7 +197,7 @@ def composition(found: Findings, strength: float = 1.0) -> Treatment | None:
     """Returns what to do about the findings with a network that was trained on compositions: the linear part is its
     operator; σ covers the noise and the errors of JPEG, and their nature is told. It knows coloured noise, with JPEG
     or without, best as a blind problem."""
-    plain = treatment(found, strength)
+    plain = treatment(dataclasses.replace(found, soft=False), strength)  # it was trained on soft pictures, too
     if plain is None or plain.task == "inpaint":
         return plain
     plain = dataclasses.replace(plain, share=1.0)  # this network has least error alone
@@ -213,7 +214,7 @@ def composition(found: Findings, strength: float = 1.0) -> Treatment | None:
         rms, colour = noise_in_bands(found.noise)
         told = dataclasses.replace(told, colour=colour if found.noise.coloured else told.colour)
         sigma = strength * math.hypot(rms, error)
-        plain = Treatment("denoise")
+        plain = Treatment("denoise", solver=LEAST_ERROR if plain.solver else None)
     return dataclasses.replace(plain, sigma=min(sigma, STRONGEST), conditions=told)
 
 

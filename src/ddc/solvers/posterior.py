@@ -42,6 +42,7 @@ INPUTS: tuple[Input, ...] = ("wiener", "projection", "mask", "sigma")
 CONDITIONS = 9
 MODE = 0
 SHARP, SAMPLE = 0.5, 1.0  # modes, and their realism
+OWN = ("generator", "realism", "doubt", "sharp", "temperature")  # what a configuration says beside the U-Net's
 WIDE_HOLE = 24  # pixels: a hole with a square of this side inside is wide
 
 
@@ -115,11 +116,12 @@ class Posterior(Solver):
         if chosen.realism is not None:
             realism = torch.full_like(realism, chosen.realism)
         middle = SHARP if network.sharp else SAMPLE
-        x, mode = mean, realism.clamp(min=middle).flatten()
+        x, mode = mean, realism.clamp(min=middle)
+        share = 1 - (1 - network.temperature) * (1 - mode) / (1 - SHARP)  # of the noise that it was trained with
         for i, (usual, in_holes) in enumerate(zip(*network.generator, strict=True), 1):
             n = torch.where(wide, in_holes, usual).to(x)
-            v = x.clamp(-1, 1) + n * run.normal()
-            x, _ = denoise(v / (1 + n**2).sqrt(), n.atan(), known=known, mode=mode)
+            v = x.clamp(-1, 1) + share * n * run.normal()
+            x, _ = denoise(v / (1 + n**2).sqrt(), n.atan(), known=known, mode=mode.flatten())
             run.at(i, count, round(1000 * math.atan(usual) / (math.pi / 2)))
             run.show(x, (v - x) / n)
         return mean + (realism / middle).clamp(max=1) * (x - mean)
@@ -175,10 +177,11 @@ class PosteriorDenoiser(nn.Module):
         realism: float = 0.0,
         doubt: float = 1.0,
         sharp: bool = False,
+        temperature: float = 1.0,
     ) -> None:
         """`generator`: the noise levels after the mean, and those in wide holes. `realism` is the usual one. `doubt`: how
         many times as wide as between samples the intervals of 90 % are, as calibrated. `sharp`: whether the generator also
-        has a sharp estimate."""
+        has a sharp estimate. `temperature`: the share of its noise that the sharp estimate gets; less makes it calmer."""
         super().__init__()
         config: Any = unet.config
         expected, actual = 3 + sum(CHANNELS[name] for name in INPUTS), int(config["in_channels"])
@@ -191,11 +194,12 @@ class PosteriorDenoiser(nn.Module):
             raise UserError(
                 "the generator of a posterior network should be two lists of noise levels, as long as each other"
             )
-        for name, value, most in (("realism", realism, 1), ("doubt", doubt, 100)):
+        for name, value, most in (("realism", realism, 1), ("doubt", doubt, 100), ("temperature", temperature, 1)):
             if not (isinstance(value, (int, float)) and 0 <= value <= most):
                 raise UserError(f"the {name} of a posterior network is {str(value)[:40]}; expected 0 to {most}")
         self.unet, self.conditional, self.generator = unet, bool(told), generator
         self.realism, self.doubt, self.sharp = float(realism), float(doubt), bool(sharp and generator)
+        self.temperature = float(temperature)
 
     def forward(
         self,
@@ -246,7 +250,7 @@ class PosteriorDenoiser(nn.Module):
         config = read_config(Path(folder))
         if not config.pop("posterior", False):
             raise UserError(f'{folder} is not a posterior network: its config.json does not say "posterior": true')
-        own = {name: config.pop(name) for name in ("generator", "realism", "doubt", "sharp") if name in config}
+        own = {name: config.pop(name) for name in OWN if name in config}
         return PosteriorDenoiser(load_network(folder, config), **own).eval()
 
     @staticmethod
@@ -276,7 +280,7 @@ class PosteriorDenoiser(nn.Module):
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
         own: dict[str, Any] = {"posterior": True, "realism": self.realism, "doubt": self.doubt}
         if self.generator:
-            own |= {"generator": self.generator, "sharp": self.sharp}
+            own |= {"generator": self.generator, "sharp": self.sharp, "temperature": self.temperature}
         save_network(self.unet, folder, extra_config=own | options.pop("extra_config", {}), **options)
 
 

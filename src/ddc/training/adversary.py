@@ -89,6 +89,8 @@ class Adversary:
 
     def to(self, device: torch.device) -> None:
         self.critic.to(device)
+        for moments in self.optimiser.state.values():
+            moments.update({name: value.to(device) for name, value in moments.items() if value.ndim})
 
     def judge(self, samples: Seen, photographs: Seen, mean: Seen) -> Verdict:
         """One pass for both losses. The samples' is used before `learn`, which changes the critic."""

@@ -9,6 +9,7 @@ from ddc.errors import UserError
 from ddc.estimates import BlurEstimate
 from ddc.jobs import STRENGTHS, Options
 from ddc.problems import TASKS
+from ddc.solvers.posterior import Posterior
 
 Form = TypeVar("Form")
 
@@ -27,7 +28,9 @@ WIDTH = "Width, radius or length"
 DEVIATION = "Standard deviation, where black is 0 and white is 1. The strength multiplies it; 0 for Noise estimates it"
 GENTLE = "Low keeps more of the picture, high removes more"
 LARGEST_SEED = 2**31
-REALISM = "For the solver posterior. 0: least error; 1: sharp, with invented detail. Wide holes get 1 if this is 0"
+REALISM = (
+    "0: least error; 0.5: what the model prefers, with wide holes filled freely; 1: a sample, with invented detail"
+)
 GUESSING = "Several show where the model is guessing"
 TRY_TASKS = [name for name in TASKS if name not in ("blur", "inpaint", "custom", "colorize")]  # those that need no file
 
@@ -120,7 +123,7 @@ class Choices:
     steps: int = control(5, "Slider", "Steps", (1, 1000, 1), group="more", row="solver")
     seed: int = control(0, "Number", "Seed", group="more", row="samples", precision=0)
     samples: int = control(1, "Slider", "Samples", (1, 8, 1), info=GUESSING, group="more", row="samples")
-    realism: float = control(0.0, "Slider", "Realism", (0, 1, 0.05), info=REALISM, group="more")
+    realism: float = control(0.5, "Slider", "Realism", (0, 1, 0.05), info=REALISM, group="more")
     doubt: bool = control(False, "Checkbox", "Show how far each pixel may be off", group="more")
     format: str = control("png", "Radio", "Save as", choices=("png", "jpg", "webp", "tiff"), group="more")
 
@@ -152,7 +155,9 @@ class Choices:
         names = ["solver", "steps", "seed", "samples"]
         if self.kind == AUTO and (self.solver, self.steps) == (Choices.solver, Choices.steps):
             names = names[2:]  # where none is chosen, the plan may prefer a quicker solver
-        if self.solver == "posterior" and not (self.kind in PAINTED and self.realism == 0):
+        elif self.kind == AUTO and (self.solver, self.steps) == (Posterior.name, Posterior.steps):
+            names.remove("steps")  # and a realism
+        if self.solver == Posterior.name and self.realism != Choices.realism:
             names.append("realism")
         names += ["doubt"] if self.doubt else []
         if self.kind == AUTO or (self.kind == NOISE and not self.sigma):  # the noise is estimated
