@@ -25,7 +25,7 @@ mean)
 generator)
   # two samples or a sharp estimate of two thirds of the pictures, so that means and these are batches of one size, which is
   # compiled once; CRITIC continues with the critic of the round before
-  $ddc train posterior $common $paper $wide --batch-size 96 --generator-share 0.6667 --sharp-share 0.5 --generator 0.5 \
+  $ddc train posterior $common $paper $wide --batch-size 96 --generator-share 0.6667 --sharp-share 0.5 --temperature 0.6 --generator 0.5 \
     --generator-wide 1 --mean-share 0.8 --w-adversary 1 ${CRITIC:+--critic "$CRITIC"} --init "${INIT:-$runs/mean/posterior}" ;;
 *)
   sed -n '2,10p' "$0" >&2

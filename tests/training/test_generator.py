@@ -146,7 +146,9 @@ def test_the_dial_passes_the_sharp_estimate() -> None:
     network.temperature = 0.25
     calm, as_before = solve(0.5)[0], solve(1.0)[0]
     assert torch.equal(as_before, sample) and 0 < (calm - mean).abs().mean() < (sharp - mean).abs().mean()
+    assert network.in_wide_holes == 0.5  # where the mean, 0, would be a blur
     network.sharp = False
+    assert network.in_wide_holes == 1
     assert torch.equal(solve(1.0)[0], sample) and torch.allclose(solve(0.5)[0], (mean + sample) / 2, atol=1e-6)
 
 
@@ -237,6 +239,23 @@ def test_a_critic_learns_what_samples_lack() -> None:
         adversary.judge(seen(sample), seen(photographs), seen(mean)).generator.backward()
         optimiser.step()
     assert sample.std() > 0.1
+
+
+def test_a_critic_counts_as_its_weights_say() -> None:
+    torch.manual_seed(0)
+    adversary = Adversary((4,), 1e-3)
+    photographs, samples = (torch.randn(2, 3, 32, 32) for _ in range(2))
+    features = [torch.randn(2, 4, 8, 8)]
+    (gradient,) = torch.autograd.grad(
+        adversary.judge(
+            (samples.requires_grad_(), features),
+            (photographs, features),
+            (photographs, features),
+            torch.tensor([1.0, 0.0]),
+        ).generator,
+        samples,
+    )
+    assert gradient[0].abs().max() > 0 and not gradient[1].any()
 
 
 def test_the_adversary_has_the_length_that_was_asked_for() -> None:

@@ -57,7 +57,7 @@ class Posterior(Solver):
     steps: int = 20
     """Network evaluations of a sample by the SDE; the first is the mean. The generator has its own number."""
     realism: float | None = None
-    """0 has the least error, 0.5 is sharp if the network can, 1 is a sample. None: 1 in wide holes, else the network's."""
+    """0 has the least error, 0.5 is sharp if the network can, 1 is a sample. None: the network's; wide holes are not blurred."""
     sampler: Literal["auto", "generator", "sde"] = "auto"
     """How a sample is drawn; auto is the generator if the network was trained as one."""
     wide: bool | None = None
@@ -87,7 +87,7 @@ class Posterior(Solver):
         if wide is None and len(set((found := wide_holes(problem.operator)).tolist())) == 1:
             wide = bool(found[0])
         if realism is None and wide is not None:  # else each picture of the batch has its own
-            realism = 1.0 if wide else getattr(network, "realism", 0.0)
+            realism = network.in_wide_holes if wide else network.realism
         steps = self.steps
         if generator and sampler == "generator":
             steps = 1 + len(generator[0])
@@ -112,7 +112,7 @@ class Posterior(Solver):
             else torch.tensor([chosen.wide], device=zero.device)
         )
         wide = wide.view(-1, 1, 1, 1)
-        realism = torch.where(wide, 1.0, network.realism)
+        realism = torch.where(wide, network.in_wide_holes, network.realism)
         if chosen.realism is not None:
             realism = torch.full_like(realism, chosen.realism)
         middle = SHARP if network.sharp else SAMPLE
@@ -200,6 +200,11 @@ class PosteriorDenoiser(nn.Module):
         self.unet, self.conditional, self.generator = unet, bool(told), generator
         self.realism, self.doubt, self.sharp = float(realism), float(doubt), bool(sharp and generator)
         self.temperature = float(temperature)
+
+    @property
+    def in_wide_holes(self) -> float:
+        """The usual realism in wide holes, where the mean is a blur: a sharp estimate, or a sample if there is none."""
+        return max(self.realism, SHARP if self.sharp else SAMPLE)
 
     def forward(
         self,

@@ -92,12 +92,14 @@ class Adversary:
         for moments in self.optimiser.state.values():
             moments.update({name: value.to(device) for name, value in moments.items() if value.ndim})
 
-    def judge(self, samples: Seen, photographs: Seen, mean: Seen) -> Verdict:
-        """One pass for both losses. The samples' is used before `learn`, which changes the critic."""
+    def judge(self, samples: Seen, photographs: Seen, mean: Seen, weights: Tensor | None = None) -> Verdict:
+        """One pass for both losses. The samples' is used before `learn`, which changes the critic; in it, pictures have
+        these weights."""
         with cached():  # one spectral normalisation for both
             real, fake = ([numbers.float() for numbers in self.critic(seen, mean)] for seen in (photographs, samples))
         right = torch.stack([(a > b).float().mean() for a, b in zip(real, fake, strict=True)]).mean().detach()
-        return Verdict(_losing(real, fake), _losing(fake, [numbers.detach() for numbers in real]), right)
+        fixed = [numbers.detach() for numbers in real]
+        return Verdict(_losing(real, fake).mean(), _losing(fake, fixed, weights).mean(), right)
 
     def learn(self, verdict: Verdict) -> None:
         """One step of the critic."""
@@ -142,9 +144,10 @@ class Adversary:
                 yield f"moments.{i}.{name}", value
 
 
-def _losing(above: list[Tensor], below: list[Tensor]) -> Tensor:
-    """The loss of the side whose numbers are to be above."""
-    return torch.stack([softplus(b - a).mean() for a, b in zip(above, below, strict=True)]).mean()
+def _losing(above: list[Tensor], below: list[Tensor], weights: Tensor | None = None) -> Tensor:
+    """The loss of the side whose numbers are to be above, of each picture."""
+    losses = torch.stack([softplus(b - a).mean((1, 2, 3)) for a, b in zip(above, below, strict=True)]).mean(0)
+    return losses if weights is None else weights * losses
 
 
 def balanced(score: Tensor, adversary: Tensor, x: Tensor, share: float) -> Tensor:

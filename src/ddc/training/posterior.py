@@ -42,6 +42,7 @@ from ddc.training.settings import PosteriorSettings
 RESOLUTION = 10_000  # of the noise levels
 HIGH = (1.0, 60.0)  # the noise levels of `high_share`
 SCALES = (1, 2, 4, 8, 16)  # of the pixels' energy score
+MUCH_MISSING = 0.1  # error of a mean in [-1, 1] from which on its picture has its full weight for the adversary
 SMALLEST_DISTANCE = 1e-4  # the root of an exact zero has no gradient
 
 
@@ -101,7 +102,7 @@ class PosteriorObjective(Objective):
                     "a generator needs as many --generator-wide as --generator levels, and a network with conditions"
                 )
             self.network.generator = list(s.generator), list(s.generator_wide)
-            self.network.sharp = s.sharp_share > 0
+            self.network.sharp, self.network.temperature = s.sharp_share > 0, s.temperature
         self.adversary: Adversary | None = None
         if s.generator_share and s.w_adversary and self.lpips is not None:
             self.adversary = Adversary(self.lpips.features.widths, s.critic_rate)
@@ -200,11 +201,13 @@ class PosteriorObjective(Objective):
         levels = list(zip(*self.network.generator, strict=True))
         last, conditions, x = step % len(levels), batch.conditions(), mean
         modes = on_device([SAMPLE if i < 2 * drawn else SHARP for i in places], device, torch.float32)
+        share = torch.where(modes == SAMPLE, 1.0, self.network.temperature).view(-1, 1, 1, 1)
         for stage, (usual, in_holes) in enumerate(levels[: last + 1]):
             names = [f"{batch.numbers[i]}/{int(drawn <= i < 2 * drawn)}/{stage}" for i in places]
             with torch.no_grad(), torch.autocast(device.type, enabled=False):
                 n = torch.where(batch.wide, in_holes, usual).to(mean)
-                v = (x.float().clamp(-1, 1) + n * draws.noise(names, mean.shape, "generator")) / (1 + n**2).sqrt()
+                z = share * draws.noise(names, mean.shape, "generator")
+                v = (x.float().clamp(-1, 1) + n * z) / (1 + n**2).sqrt()
             with torch.set_grad_enabled(stage == last):
                 x, _ = self.network(batch.measured, v, n.atan(), batch.known, forward, conditions, modes)
         return x
@@ -226,8 +229,12 @@ class PosteriorObjective(Objective):
                 terms["features"] = compare(*(_weighted(lpips, each) for each in features[:2]))
             loss = loss + s.w_features * terms["features"]
         if self.adversary is not None:
-            known = [(p[index], [f[index] for f in each]) for p, each in zip(shifted[1:], features[1:], strict=True)]
-            verdict = self.adversary.judge((shifted[0], features[0]), *known)
+            photographs, means = (
+                (p[index], [f[index] for f in each]) for p, each in zip(shifted[1:], features[1:], strict=True)
+            )
+            # where little is missing, a critic would only add grain
+            missing = ((mean - truth).square().mean((1, 2, 3)).sqrt() / MUCH_MISSING).clamp(max=1)
+            verdict = self.adversary.judge((shifted[0], features[0]), photographs, means, missing[index])
             terms |= {"critic": verdict.right, "adversary": verdict.generator}
             ramp = min(1.0, step / max(s.critic_warmup, 1))
             loss = balanced(loss, verdict.generator, x, ramp * s.w_adversary)

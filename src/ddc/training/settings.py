@@ -13,7 +13,16 @@ LIMITS: dict[str, tuple[float, float, str]] = {
     **dict.fromkeys(("log_every", "validation_limit", "trajectory_steps", "depth", "together"), _COUNT),
     **dict.fromkeys(("memory_share", "ema", "noiseless_share", "wide_share", "eight_bit_share", "sharp_share"), _SHARE),
     **dict.fromkeys(
-        ("high_share", "generator_share", "trajectory_share", "sigma", "sigma_low", "sigma_max", "wide_sigma_max"),
+        (
+            "high_share",
+            "generator_share",
+            "temperature",
+            "trajectory_share",
+            "sigma",
+            "sigma_low",
+            "sigma_max",
+            "wide_sigma_max",
+        ),
         _SHARE,
     ),
     **dict.fromkeys(
@@ -252,12 +261,14 @@ class PosteriorSettings(MixSettings):
     """The same for pictures with wide holes."""
     sharp_share: float = 0.0
     """Share of these that get a sharp estimate instead of two samples: one picture, as near to the truth as pixels, AlexNet's features and the adversary can tell, which is not rewarded for varying."""
+    temperature: float = 1.0
+    """Share of the noise levels with which the sharp estimate starts; less makes it calmer."""
     w_pixels: float = 1.0
     """Weight of the generator's energy score of pixels, at five scales."""
     w_features: float = 1.0
     """Weight of the generator's energy score of AlexNet's features."""
     w_adversary: float = 0.0
-    """Weight of an adversary of the generator: the length of its gradient at the samples, relative to that of the energy scores; 0 trains without one."""
+    """Weight of an adversary of the generator: the length of its gradient at the samples, relative to that of the energy scores, less for pictures of which the mean misses little; 0 trains without one."""
     critic_rate: float = 3e-4
     """Learning rate of the adversary's critic."""
     critic: Path | None = None
