@@ -27,7 +27,7 @@ class LostRows(LinearOperator):
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
         return self(y)
 
-    def pinv(self, y: Tensor, size: Size | None = None) -> Tensor:
+    def pinv(self, y: Tensor, size: Size | None = None, cutoff: float | None = None) -> Tensor:
         return self(y)  # the default uses conjugate gradients
 
 
@@ -42,4 +42,4 @@ def main(source: str, target: str, model: str | None = None, steps: int = 20) ->
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(sys.argv[1], sys.argv[2])

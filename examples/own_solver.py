@@ -48,4 +48,4 @@ def main(source: str, target: str, model: str | None = None, steps: int = 20) ->
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(sys.argv[1], sys.argv[2])

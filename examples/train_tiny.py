@@ -59,4 +59,4 @@ def run(*arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    print(main(*sys.argv[1:3]))
+    print(main(sys.argv[1], sys.argv[2]))

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from skimage import data
 from ddc.images import Picture
 from ddc.networks import CompactUNet
 from ddc.priors import DataConsistency, Prior, schedule_from_config, scheduler_config
-from ddc.storage import located
+from ddc.storage import Remote
 
 KILLER = """
 import os, signal
@@ -93,7 +93,11 @@ def throughput(home: Path, count: int = 200) -> None:
     words = (home / "in", "--task", "sr2", "--device", "cpu")
     cores = os.cpu_count() or 1
     parts = [("--shard", f"{part}/{cores}") for part in range(1, cores + 1)]
-    ways = {"ddc restore": [()], "a process for each core": parts, "--ray": [("--ray",)]}
+    ways: dict[str, Sequence[tuple[str, ...]]] = {
+        "ddc restore": [()],
+        "a process for each core": parts,
+        "--ray": [("--ray",)],
+    }
     threads = {"ddc restore": cores, "a process for each core": 1, "--ray": 1}
     seconds = {}
     for name, commands in ways.items():
@@ -150,12 +154,12 @@ def bucket(home: Path, count: int = 120) -> None:
 
         time.sleep(5)
         s3fs.S3FileSystem().mkdir("pictures")
-        source, target = located("s3://pictures/in"), located("s3://pictures/out")
+        source, target = Remote("s3:", "pictures/in"), Remote("s3:", "pictures/out")
         for file in (home / "in").rglob("*.png"):
             (source / file.relative_to(home / "in")).send(file)
         line = (source, "-o", target, *words, "--ray")
         process = start(*line)
-        wait_until(lambda: len(target.files()) > count // 3, process)  # type: ignore[attr-defined]
+        wait_until(lambda: len(target.files()) > count // 3, process)
         process.send_signal(signal.SIGKILL)
         process.wait()
         time.sleep(3)  # until its workers are gone

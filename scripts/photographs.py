@@ -307,7 +307,7 @@ def make(arguments: argparse.Namespace) -> None:
     found = sorted(path for folder in arguments.photographs for path in Path(folder).iterdir())
     held_out = [path for path in found if number_of(path) % 36 == 0 and number_of(path) // 36 % 2 == arguments.half]
     held_out = [path for path in held_out if min(Image.open(path).size) >= LEAST]
-    np.random.default_rng(7).shuffle(held_out)  # type: ignore[arg-type]
+    np.random.default_rng(7).shuffle(held_out)
     if not held_out:
         sys.exit("no photograph of that half was found")
     truths: dict[str, Truth] = {}
@@ -401,8 +401,8 @@ class Judge:
 
     def __call__(self, row: str, path: Path) -> tuple[tuple[float, float], tuple[float, float], str, float]:
         """Returns PSNR and LPIPS before and after, what was done, and the seconds that it took."""
-        options = {"scratches": True, "fix_colours": True} if row == "old_scan" else {}
-        result = self.pipe(path, "auto", **options)
+        old = row == "old_scan"
+        result = self.pipe(path, "auto", scratches=old, fix_colours=old)
         target = self.out / row / f"{path.stem}.png"
         result.picture.write(target)
         clean = np.asarray(Image.open(self.folder / "clean" / row / f"{path.stem}.png"))

@@ -53,6 +53,6 @@ def step(run: Any, rate: float) -> dict[str, torch.Tensor]:
     return terms
 
 
-loop._Run._step = step  # type: ignore[method-assign]
+setattr(loop._Run, "_step", step)  # noqa: B010
 if __name__ == "__main__":
     main(["train", *sys.argv[1:]])

@@ -104,7 +104,8 @@ class Measuring:
         def run() -> Tensor:
             return DDC().solve(Run(y, problem, pipe.prior, noise, network=pipe.network))
 
-        run(), torch.cuda.empty_cache()
+        run()
+        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()

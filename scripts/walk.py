@@ -63,7 +63,7 @@ def walk(arguments: list[str]) -> int:
         code = main(arguments)
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     print("\n".join(trace.lines()))
     return code
 

@@ -96,7 +96,12 @@ def test_softness_of_cameras_beneath_jpeg_is_left_alone(
 ) -> None:
     soft = gaussian_filter(data.astronaut()[:256, :256].astype(float), (width, width, 0)).round().astype(np.uint8)
     PIL.Image.fromarray(soft).save(tmp_path / "soft.jpg", quality=quality)
-    assert (examine(Picture.read(tmp_path / "soft.jpg")).blur is not None) == found
+    picture = Picture.read(tmp_path / "soft.jpg")
+    assert (examine(picture).blur is not None) == found
+    if not found:
+        plan = plan_treatment(picture)
+        assert plan.task == NOTHING and plan.because[-1].startswith("It has so little fine detail")
+        assert plan_treatment(picture, told=True).task == "denoise"
 
 
 @pytest.mark.parametrize(("first", "second", "cut"), [(30, 90, 0), (30, 90, 5), (50, 95, 4)])

@@ -145,7 +145,9 @@ def plan_treatment(picture: Picture, told: bool = False, strength: float = 1.0) 
     """
     found = examine(picture)
     plan = (composition if told else treatment)(found, strength) or Treatment(NOTHING)
-    return dataclasses.replace(plan, because=tuple(found.sentences()))
+    spared = found.compressed and found.soft and plan.task == NOTHING
+    why = ("It has so little fine detail that this changed little.",) if spared else ()
+    return dataclasses.replace(plan, because=(*found.sentences(), *why))
 
 
 def treatment(found: Findings, strength: float = 1.0) -> Treatment | None:
