@@ -34,7 +34,7 @@ from ddc.estimates import BlurEstimate, blur_before_jpeg, estimate_blur, with_jp
 from ddc.images import Picture
 from ddc.operators.blur import KernelBlur, motion_kernel
 from ddc.operators.inpaint import Inpaint
-from ddc.problems import make_problem
+from ddc.problems import Problem, make_problem
 
 RESAMPLING = PIL.Image.Resampling
 COFFEE = data.coffee()[:384, :384]
@@ -333,20 +333,24 @@ def test_a_worse_result_is_taken_back() -> None:
     assert "waves" in str(regret(faint, Picture(gaussian_filter(COFFEE, (1, 1, 0))), problem))
     smooth = Picture(gaussian_filter(COFFEE, (4, 4, 0)))
     assert "belongs to the picture" in str(regret(smooth, Picture(COFFEE), make_problem("denoise", 0.1)))
+    gravel = np.repeat(data.gravel()[:256, :256, None], 3, axis=2)
+    operator = KernelBlur(motion_kernel(12, 30))
+    shaken = operator(torch.from_numpy(unit(gravel)).permute(2, 0, 1)[None])[0].permute(1, 2, 0).numpy()
+    shaken = Picture(np.rint(255 * shaken.clip(0, 1)).astype(np.uint8))
+    assert regret(Picture(gravel), shaken, Problem(operator, 0.02, "blur")) is None  # texture that the shake had hidden
 
 
-def test_a_shaken_picture_shows_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddc.diagnosis.shake.SIZES", (13,))
+def test_a_shaken_picture_shows_its_kernel() -> None:
     path = torch.zeros(15, 15)
     path[3:10, 4] = 1.0
     path[9, 4:12] = 0.7
     kernel = path / path.sum()
     clean = torch.from_numpy(unit(data.astronaut()[:224, 120:344]).mean(2))
     blurred = KernelBlur(kernel)(clean[None, None])[0, 0].numpy()
-    found = estimate_kernel(blurred[16:-16, 16:-16], 0.002)
+    found = estimate_kernel(blurred[16:-16, 16:-16])
     spectra = [torch.fft.rfft2(one, s=(64, 64)) for one in (found, kernel)]
     likeness = torch.fft.irfft2(spectra[0] * spectra[1].conj(), s=(64, 64)).max() / found.norm() / kernel.norm()
-    assert likeness > 0.65 and float(found.sum()) == pytest.approx(1, abs=1e-5) and float(found.min()) >= 0
+    assert likeness > 0.8 and float(found.sum()) == pytest.approx(1, abs=1e-5) and float(found.min()) >= 0
     assert spread_of(kernel) == pytest.approx(spread_of(found), rel=0.3)
     assert spread_of(motion_kernel(12, 0)) == pytest.approx(12 / 12**0.5, rel=0.1)
 

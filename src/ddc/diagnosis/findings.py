@@ -33,9 +33,9 @@ from ddc.operators.blur import KernelBlur
 SIDE = 1024  # pixels of the part that is examined
 SAVED = 512  # pixels of the part in which the first saving is searched
 SMALLEST_SHAKEN, NOISIEST_SHAKEN = 128, 0.04  # pixels and σ, beyond which no kernel is searched
-LEAST_SHARE_OF_SHAKE = 0.35  # of what another blur leaves unexplained, that a kernel must explain
+LEAST_SHARE_OF_SHAKE = 0.25  # of what another blur leaves unexplained, that a kernel must explain
 LEAST_SHARE_OF_BLUR = 0.1  # of all that a blur changes: a Gaussian leaves at most 0.06 to a kernel of free shape
-SHAKEN = 1.5  # pixels of a kernel's spread; less may be texture
+SHAKEN = 2.0  # pixels of a kernel's spread; less may be texture
 BLURRED_IN_JPEG = 1.5  # pixels of a blur that is worth undoing beneath JPEG: cameras' pictures are as soft at full size
 LARGE_HOLE = 100  # pixels across, from which on the filling is invention
 LIKE_DEMOSAICING = 0.1  # from the factor 2: noise of which two pixels in three were interpolated looks enlarged
@@ -177,7 +177,7 @@ def _shake(picture: Picture, luma: Plane, sigma: float, blur: BlurEstimate | Non
     if min(luma.shape) < SMALLEST_SHAKEN or sigma > NOISIEST_SHAKEN:
         return None
     sigma = with_jpeg_noise(picture, sigma)
-    kernel, spectrum = estimate_kernel(luma, sigma), direction_spectrum(luma, sigma)
+    kernel, spectrum = estimate_kernel(luma), direction_spectrum(luma, sigma)
     sharp, _ = spectrum.best([BlurEstimate()], 2)
     other, _ = spectrum.best([BlurEstimate(), blur or BlurEstimate()], 2)
     least = spectrum.least_cost()

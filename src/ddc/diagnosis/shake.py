@@ -2,9 +2,8 @@
 
 From coarse to fine, it alternates between a picture of few, sharp edges that the kernel explains (L0 gradients: Xu et al.
 2013, Pan et al. 2014) and the kernel that explains the gradients of the photograph from these edges: least squares over
-kernels that are nowhere negative and sum to 1. Of kernels of several sizes the one is taken under which the spectrum of
-the photograph is most probable (`ddc.estimates.Spectrum`). A kernel is known up to a shift; its centre of mass is put
-in the middle.
+kernels that are nowhere negative and sum to 1. A kernel is known up to a shift; its centre of mass is put in the middle.
+Whether it is right can be told from the spectrum of the photograph (`cost_of`).
 """
 
 import math
@@ -16,24 +15,22 @@ from torch.fft import irfft2, rfft2
 from torch.nn.functional import interpolate, pad
 
 from ddc.diagnosis.planes import Plane
-from ddc.estimates import Spectrum, direction_spectrum, passed_by
+from ddc.estimates import Spectrum, passed_by
 
 SIDE = 288  # pixels of the part that is used
-SIZES = (13, 19, 27)  # taps of the kernels that are tried
+TAPS = 35  # along a side of the kernel
 COARSEST = 5  # taps at the coarsest scale
 ROUNDS = 5  # at each scale
-EDGES, EDGES_DECAY, LEAST_EDGES = 4e-3, 1.1, 1e-4  # weight λ of the number of edges, which falls
-RIDGE = 2e-3  # weight of the kernel's square, beside that of the edges
-FAINT, SMALL_PART = 0.05, 0.1  # of the largest tap, and of the sum: what is less is noise
+EDGES, EDGES_DECAY, LEAST_EDGES = 4e-3, 1.05, 1e-4  # weight λ of the number of edges, which falls
+PENALTY_GROWTH = 1.5  # in the search for the edges; if it grows faster, edges stay where they were first found
+RIDGE = 0.1  # weight of the kernel's square, beside that of the edges
+FAINT, SMALL_PART = 0.02, 0.02  # of the largest tap, and of the sum: what is less is noise
 
 
-def estimate_kernel(luma: Plane, sigma: float) -> Tensor:
-    """Returns the kernel, of odd size, of a plane in [0, 1] with noise σ."""
+def estimate_kernel(luma: Plane) -> Tensor:
+    """Returns the kernel, of odd size, of a plane in [0, 1]."""
     rows, columns = (slice(max(0, (length - SIDE) // 2), max(0, (length - SIDE) // 2) + SIDE) for length in luma.shape)
-    part = np.ascontiguousarray(luma[rows, columns], np.float32)
-    spectrum = direction_spectrum(part, sigma)
-    kernels = [_kernel(torch.from_numpy(part), taps) for taps in SIZES]
-    return min(kernels, key=lambda kernel: cost_of(spectrum, kernel))
+    return _kernel(torch.from_numpy(np.ascontiguousarray(luma[rows, columns], np.float32)), TAPS)
 
 
 def cost_of(spectrum: Spectrum, kernel: Tensor) -> float:
@@ -86,7 +83,7 @@ def _sharp_edges(y: Tensor, kernel: Tensor, weight: float) -> Tensor:
         gradient = rfft2(gradient * ((gradient**2).sum(0) >= weight / penalty))
         wanted = along.conj() * gradient[0] + down.conj() * gradient[1]
         x = irfft2((explained + penalty * wanted) / (power + penalty * slopes), s=size)
-        penalty *= 2
+        penalty *= PENALTY_GROWTH
     return x
 
 
