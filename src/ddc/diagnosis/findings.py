@@ -33,7 +33,8 @@ from ddc.operators.blur import KernelBlur
 SIDE = 1024  # pixels of the part that is examined
 SAVED = 512  # pixels of the part in which the first saving is searched
 SMALLEST_SHAKEN, NOISIEST_SHAKEN = 128, 0.04  # pixels and σ, beyond which no kernel is searched
-LEAST_SHARE_OF_SHAKE = 0.25  # of what another blur leaves unexplained, that a kernel must explain
+LEAST_SHARE_OF_SHAKE = 0.35  # of what another blur leaves unexplained, that a kernel must explain
+LEAST_SHARE_IN_JPEG = 0.6  # the same beneath coarse JPEG, where noise and softness of a camera look like a shake
 LEAST_SHARE_OF_BLUR = 0.1  # of all that a blur changes: a Gaussian leaves at most 0.06 to a kernel of free shape
 SHAKEN = 2.0  # pixels of a kernel's spread; less may be texture
 BLURRED_IN_JPEG = 1.5  # pixels of a blur that is worth undoing beneath JPEG: cameras' pictures are as soft at full size
@@ -139,7 +140,7 @@ def examine(picture: Picture) -> Findings:
     sigma = noise_of(level, settings, 1 if picture.grey else 3)
     soft = enlargement is None and is_soft(luma)
     blur = _blur(picture, sigma, quality) if soft and not coarse else None  # coarse blocks hide detail as a blur does
-    kernel = _shake(picture, luma, max(sigma, noise.white), blur) if soft and not coarse else None
+    kernel = _shake(picture, luma, max(sigma, noise.white), quality, blur) if soft and not coarse else None
     return Findings(
         blur,
         kernel,
@@ -172,7 +173,9 @@ def _blur(picture: Picture, sigma: float, quality: int | None) -> BlurEstimate |
     return blur if blur.spread >= least * (1 + 10 * sigma) else None  # noise hides detail as a blur does
 
 
-def _shake(picture: Picture, luma: Plane, sigma: float, blur: BlurEstimate | None) -> Tensor | None:
+def _shake(
+    picture: Picture, luma: Plane, sigma: float, quality: int | None, blur: BlurEstimate | None
+) -> Tensor | None:
     """Returns the kernel of a shaken picture, if it explains the spectrum better than a blur of a known shape."""
     if min(luma.shape) < SMALLEST_SHAKEN or sigma > NOISIEST_SHAKEN:
         return None
@@ -181,7 +184,8 @@ def _shake(picture: Picture, luma: Plane, sigma: float, blur: BlurEstimate | Non
     sharp, _ = spectrum.best([BlurEstimate()], 2)
     other, _ = spectrum.best([BlurEstimate(), blur or BlurEstimate()], 2)
     least = spectrum.least_cost()
-    needed = max(LEAST_SHARE_OF_SHAKE * (other - least), LEAST_SHARE_OF_BLUR * (sharp - least))
+    share = LEAST_SHARE_IN_JPEG if quality is not None and quality < COARSE_JPEG else LEAST_SHARE_OF_SHAKE
+    needed = max(share * (other - least), LEAST_SHARE_OF_BLUR * (sharp - least))
     if other - cost_of(spectrum, kernel) < needed or spread_of(kernel) < SHAKEN:
         return None
     return kernel if is_possible(picture, KernelBlur(kernel), sigma) else None
