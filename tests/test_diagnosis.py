@@ -12,6 +12,7 @@ import torch
 from scipy.ndimage import gaussian_filter
 from skimage import data
 
+from ddc.diagnosis import findings
 from ddc.diagnosis.blocks import FirstSaving, detect_blocks
 from ddc.diagnosis.content import belongs_to_picture, find_fading, find_marks, is_drawing, with_fixed_colours
 from ddc.diagnosis.enlargement import detect_enlargement
@@ -97,11 +98,12 @@ def test_softness_of_cameras_beneath_jpeg_is_left_alone(
     soft = gaussian_filter(data.astronaut()[:256, :256].astype(float), (width, width, 0)).round().astype(np.uint8)
     PIL.Image.fromarray(soft).save(tmp_path / "soft.jpg", quality=quality)
     picture = Picture.read(tmp_path / "soft.jpg")
-    assert (examine(picture).blur is not None) == found
+    seen = examine(picture)
+    assert (seen.blur is not None) == found
     if not found:
-        plan = plan_treatment(picture)
+        plan, told = plan_treatment(picture), composition(seen)
         assert plan.task == NOTHING and plan.because[-1].startswith("It has so little fine detail")
-        assert plan_treatment(picture, told=True).task == "denoise"
+        assert told is not None and told.task == "denoise"
 
 
 @pytest.mark.parametrize(("first", "second", "cut"), [(30, 90, 0), (30, 90, 5), (50, 95, 4)])
@@ -338,9 +340,14 @@ def test_a_worse_result_is_taken_back() -> None:
     shaken = operator(torch.from_numpy(unit(gravel)).permute(2, 0, 1)[None])[0].permute(1, 2, 0).numpy()
     shaken = Picture(np.rint(255 * shaken.clip(0, 1)).astype(np.uint8))
     assert regret(Picture(gravel), shaken, Problem(operator, 0.02, "blur")) is None  # texture that the shake had hidden
+    along = KernelBlur(motion_kernel(12, 0))  # it removes waves of twelve pixels, so that they explain the picture, too
+    pale = 0.5 + 0.3 * (unit(shaken.pixels) - 0.5)
+    stripes = pale + 0.15 * np.sin(np.arange(256) * (2 * np.pi / 12))[None, :, None]
+    pale_picture, striped = (Picture(np.rint(255 * x).astype(np.uint8)) for x in (pale, stripes))
+    assert "waves" in str(regret(striped, pale_picture, Problem(along, 0.02, "blur")))
 
 
-def test_a_shaken_picture_shows_its_kernel() -> None:
+def test_a_shaken_picture_shows_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     path = torch.zeros(15, 15)
     path[3:10, 4] = 1.0
     path[9, 4:12] = 0.7
@@ -353,6 +360,12 @@ def test_a_shaken_picture_shows_its_kernel() -> None:
     assert likeness > 0.8 and float(found.sum()) == pytest.approx(1, abs=1e-5) and float(found.min()) >= 0
     assert spread_of(kernel) == pytest.approx(spread_of(found), rel=0.3)
     assert spread_of(motion_kernel(12, 0)) == pytest.approx(12 / 12**0.5, rel=0.1)
+    monkeypatch.setattr(findings, "estimate_kernel", lambda luma: kernel)
+    monkeypatch.setattr(findings, "LEAST_SHARE_IN_JPEG", 1.0)  # nothing explains as much
+    grey = blurred[16:-16, 16:-16]
+    picture = Picture(np.rint(255 * grey.clip(0, 1))[..., None].repeat(3, 2).astype(np.uint8))
+    accepted = [findings._shake(picture, grey, 0.002, quality, None) is not None for quality in (None, 95, 75)]
+    assert accepted == [True, True, False]
 
 
 @pytest.mark.parametrize("width", [2, 3])
