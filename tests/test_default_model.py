@@ -48,6 +48,15 @@ def test_eight_bit_measurements_are_restored(pipe: RestorationPipeline, task: st
     assert psnr(restored, truth[0]) > psnr(first, truth[0]) + gain
 
 
+def test_no_noise_is_left_at_the_border(pipe: RestorationPipeline) -> None:
+    truth = torch.from_numpy(data.coffee()[60:316, 120:376].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+    problem, y = measure("denoise", 0.1, truth, ["coffee"])
+    error = (pipe.solve(y, problem, make_solver("posterior:realism=0"), [0]) - truth).square()
+    inside = error[..., 2:-2, 2:-2]
+    border = (error.sum() - inside.sum()) / (error.numel() - inside.numel())
+    assert border.sqrt() < 1.3 * inside.mean().sqrt()  # 1.2; without a margin 1.6
+
+
 @pytest.mark.parametrize(("task", "sigma"), [("sr4", 0.0), ("sr4", 0.05)])
 def test_one_pass_comes_close_to_five_steps(pipe: RestorationPipeline, task: str, sigma: float) -> None:
     truth = torch.from_numpy(data.coffee()[100:196, 200:296].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1

@@ -15,7 +15,7 @@ from skimage import data
 from ddc.diagnosis import findings
 from ddc.diagnosis.blocks import FirstSaving, detect_blocks
 from ddc.diagnosis.content import belongs_to_picture, find_fading, find_marks, is_drawing, with_fixed_colours
-from ddc.diagnosis.enlargement import detect_enlargement
+from ddc.diagnosis.enlargement import Enlargement, detect_enlargement
 from ddc.diagnosis.findings import Findings, examine
 from ddc.diagnosis.grain import Bands, Noise, measure_noise
 from ddc.diagnosis.planes import Plane, luma_chroma
@@ -299,20 +299,22 @@ def test_a_composition_is_told() -> None:
     coarse = Noise(Bands(0.02, 0.06, 0.3), Bands(0.01, 0.03, 0.03), found=True, white=0.06)
     sigma, colour = noise_in_bands(coarse)
     assert 0.02 < sigma < 0.06 and colour[0] < 0 < colour[1] < colour[2] < 1.5 and colour[3] < colour[4]
-    grainy = composition(Findings(noise=coarse, quality=75))
-    assert grainy is not None and grainy.conditions == Conditions(blind=True, quality=75) and grainy.sigma == 0.1
-    weaker = composition(Findings(noise=coarse, quality=75), strength=0.6)
-    assert weaker is not None and weaker.conditions is not None and not weaker.conditions.blind
-    assert weaker.sigma < 0.06 and weaker.conditions.colour == colour
-    soft = composition(Findings(blur=BlurEstimate(radius=3.0), sigma=0.02, quality=85))
-    assert soft is not None and soft.task == "disc3" and soft.conditions == Conditions(quality=85)
-    assert soft.sigma == pytest.approx(np.hypot(0.02, 0.0151), rel=0.2)
+    grainy = Findings(noise=coarse, quality=75)  # noise that was found hides the rest
+    for strength in (0.6, 1.0):
+        plan = composition(grainy, strength)
+        assert plan is not None and plan.task == "denoise" and plan == treatment(grainy, strength)
+    out_of_focus = Findings(blur=BlurEstimate(radius=3.0), sigma=0.02, quality=85)
+    soft, usual = composition(out_of_focus), treatment(out_of_focus)
+    assert soft is not None and usual is not None and soft.task == "disc3" and soft.sigma == usual.sigma
+    assert soft.solver == "posterior:realism=0.25"
+    thumbnail = composition(Findings(enlargement=Enlargement(2.0, 1.0, 20.0), quality=75))
+    assert thumbnail is not None and thumbnail.task == "sr2" and thumbnail.conditions == Conditions(quality=75)
     for slight in (Findings(quality=75), Findings(quality=75, soft=True)):
         weak = composition(slight)
         assert weak is not None and weak.task == "denoise" and weak.solver == "posterior:realism=0"
         assert weak.conditions == Conditions(quality=75) and 0.01 < weak.sigma < 0.03
     again = composition(Findings(quality=30, grid=(5, 0), saved_again=True))
-    assert again == Treatment("jpeg30", 0.008, margins=(3, 0)) and composition(Findings()) is None
+    assert again == Treatment("jpeg30", 0.008, margins=(3, 0), share=0.6) and composition(Findings()) is None
     numbers = Conditions(True, 75, colour).tensor(torch.device("cpu"))
     assert numbers.shape == (1, 9) and numbers[0, :3].tolist() == [0, 1, 0.25]
 

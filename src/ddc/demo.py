@@ -141,7 +141,7 @@ def write_overview(path: Path, results: dict[DemoTask, list[DemoResult]], width:
 
 
 def table(results: dict[DemoTask, list[DemoResult]]) -> Table:
-    made = Table(title="mean over four photographs (8-bit measurements, five steps)")
+    made = Table(title="mean over four photographs (8-bit measurements)")
     made.add_column("task")
     guess = "of the first guess"
     headings = ("noise σ", f"PSNR {guess}", "restored", f"LPIPS {guess}", "restored", "seconds each")

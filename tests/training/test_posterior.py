@@ -139,8 +139,10 @@ def test_wide_holes_get_a_sample(with_posterior: Path) -> None:
     assert torch.allclose(together[1:], mean[1:], atol=1e-6) and (together[0] - mean[0]).abs().max() > 0.01
     for i in range(3):
         assert torch.allclose(solve(Posterior(), i)[0], together[i], atol=1e-5)
-    # their noise levels differ as well
+    # the noise levels of samples differ as well, but not those of a sharp estimate
     assert (solve(Posterior(realism=1.0), 0) - solve(Posterior(realism=1.0, wide=False), 0)).abs().max() > 0.01
+    network.sharp = True
+    assert torch.allclose(solve(Posterior(realism=0.5), 0), solve(Posterior(realism=0.5, wide=False), 0), atol=1e-5)
 
 
 def test_a_bad_generator_is_refused(with_posterior: Path, tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_refusals_of_solvers_come_before_the_run(work: Service, photo: Upload) -
 def test_menus_come_from_the_registries(work: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(TRY_TASKS) == set(TASKS) - {"blur", "inpaint", "custom", "colorize"}
     latent = {name for name, kind in SOLVERS.items() if kind.latent}
-    shipped = [name for name in SOLVERS if name not in {"posterior"} | latent]  # whose networks are not shipped
+    shipped = [name for name in SOLVERS if name not in latent]  # no latent prior is shipped
     assert work.solver_names() == shipped and shipped[0] == "ddc"
     monkeypatch.setattr(service, "find_part", lambda name, model: None)  # where no bridge and no denoiser is
     assert set(SOLVERS) - set(work.solver_names()) == {"i2sb", "cddb", "pnp-admm", "posterior"} | latent
@@ -244,9 +244,9 @@ def test_the_command_line_and_python_do_the_same(
 
 
 def test_strength_stands_for_sigma() -> None:
-    noise = Choices(kind="Noise", sigma=0.05, strength="high")
+    noise = Choices(kind="Noise", sigma=0.05, strength="high", solver="posterior", steps=20)  # the shipped model's own
     assert command_line("a.png", noise, mask=False).endswith("--task denoise --sigma 0.08")
-    estimated = command_line("a.png", Choices(kind="Noise", strength="low"), mask=False)
+    estimated = command_line("a.png", replace(noise, sigma=0.0, strength="low"), mask=False)
     assert estimated.endswith("--task denoise --strength low")
     assert command_line("a.png", Choices(sigma=0.1), mask=False) == "ddc restore a.png -o a_restored.png --task auto"
     assert "--strength" not in command_line("a.png", Choices(kind="Low resolution", strength="high"), mask=False)

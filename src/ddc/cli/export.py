@@ -28,7 +28,7 @@ class Export:
     private: bool = False
     """Make a new model on the Hub private."""
     onnx: bool = False
-    """Write ONNX files of the model's network (posterior/, else network/), and of whole restorations in one pass."""
+    """Write ONNX files of the model's network (network/, else posterior/), and of whole restorations in one pass."""
     size: int = 256
     """With --onnx: height and width of the restored pictures."""
 

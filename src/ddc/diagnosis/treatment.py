@@ -53,7 +53,7 @@ NOISE_OF_SHAKEN = 0.02  # σ that covers the errors of an estimated kernel
 # rounded to the same values, and so are those of their mean, which has less error than both.
 JPEG_SHARES = ((10, 30), (0.8, 0.6))
 LEAST_ERROR = "posterior:realism=0"  # for weak damage, where sharper estimates only add grain
-UNKNOWN = 0.1  # σ that networks are told of a picture of which nothing else is known
+CALM = "posterior:realism=0.25"  # for blurs, whose shape and width are estimates: sharper ones get waves
 # What tells that a restoration is worse than its source, see `regret`
 MOST_RESIDUAL, RINGING, STRUCTURE, EVEN, HIDDEN = (1.6, 0.012), (1.25, 0.006), 3.0, 0.008, 3.5
 
@@ -196,28 +196,24 @@ def with_marks_filled(plan: Treatment, picture: Picture) -> Treatment:
 
 
 def composition(found: Findings, strength: float = 1.0) -> Treatment | None:
-    """Returns what to do about the findings with a network that was trained on compositions: the linear part is its
-    operator; σ covers the noise and the errors of JPEG, and their nature is told. It knows coloured noise, with JPEG
-    or without, best as a blind problem."""
+    """Returns what to do about the findings with a posterior network. Of an enlarged picture, and of slight damage, it is also
+    told what JPEG and noise have left."""
     plain = treatment(dataclasses.replace(found, soft=False), strength)  # it was trained on soft pictures, too
-    if plain is None or plain.task == "inpaint":
-        return plain
-    plain = dataclasses.replace(plain, share=1.0)  # this network has least error alone
-    if plain.task.startswith("jpeg") and found.saved_again:
-        return plain
+    if plain is None:
+        return None
     quality = 100 if found.quality is None or found.quality >= FINEST_JPEG else found.quality
     told, error = Conditions(quality=quality), jpeg_error(quality)
-    sigma = math.hypot(plain.sigma, strength * error)
+    if Task.parse(plain.task).family == "blur":
+        return dataclasses.replace(plain, solver=CALM)
     if found.enlargement is not None:  # an area of the enlarged picture becomes one pixel, and its errors their mean
-        sigma /= found.enlargement.factor
-    elif plain.task == "denoise" and found.noise.coloured and strength == 1:
-        sigma, told = UNKNOWN, dataclasses.replace(told, blind=True)
-    elif (plain.task == "denoise" and found.noise.coloured) or plain.task.startswith("jpeg") or plain.solver:
-        rms, colour = noise_in_bands(found.noise)
-        told = dataclasses.replace(told, colour=colour if found.noise.coloured else told.colour)
-        sigma = strength * math.hypot(rms, error)
-        plain = Treatment("denoise", solver=LEAST_ERROR if plain.solver else None)
-    return dataclasses.replace(plain, sigma=min(sigma, STRONGEST), conditions=told)
+        sigma = math.hypot(plain.sigma, strength * error) / found.enlargement.factor
+        return dataclasses.replace(plain, sigma=sigma, conditions=told)
+    if plain.solver is None:
+        return plain
+    rms, colour = noise_in_bands(found.noise)
+    told = dataclasses.replace(told, colour=colour if found.noise.coloured else told.colour)
+    sigma = min(strength * math.hypot(rms, error), STRONGEST)
+    return Treatment("denoise", sigma, conditions=told, solver=LEAST_ERROR)
 
 
 def _enlarging(factor: float) -> str:

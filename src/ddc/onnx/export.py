@@ -90,14 +90,15 @@ Network = PosteriorDenoiser | DataConsistency
 
 
 def one_pass_network(model: Path) -> Network:
-    """The network of a model that restores in one pass: posterior/, else network/; or the model's folder itself."""
-    for folder in (model / "posterior", model / "network", model):
+    """The network of a model that restores in one pass: network/, which is sharper, else posterior/; or the model's folder
+    itself."""
+    for folder in (model / "network", model / "posterior", model):
         if (folder / "config.json").is_file():
             kind: Any = PosteriorDenoiser if read_config(folder).get("posterior") else DataConsistency
             network: Network = kind.from_pretrained(folder).requires_grad_(False)
             return network
     raise UserError(
-        f"{model} holds no network that restores in one pass; name a model with posterior/ or network/, "
+        f"{model} holds no network that restores in one pass; name a model with network/ or posterior/, "
         "or train one with `ddc train network`"
     )
 

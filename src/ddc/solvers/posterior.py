@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ddc.errors import UserError
 from ddc.networks import build_network, load_network, read_config, run_unet, save_network
 from ddc.operators.base import SIGNAL_STD, LinearOperator, Operator
-from ddc.operators.inpaint import Inpaint
+from ddc.operators.inpaint import Denoise, Inpaint
 from ddc.priors import CHANNELS, DataConsistency, Input, Measured, check_rgb
 from ddc.problems import Problem
 from ddc.solvers.base import Run, Solver
@@ -43,6 +43,7 @@ CONDITIONS = 9
 MODE = 0
 SHARP, SAMPLE = 0.5, 1.0  # modes, and their realism
 OWN = ("generator", "realism", "doubt", "sharp", "temperature")  # what a configuration says beside the U-Net's
+MARGIN = 8  # pixels by which a noisy picture is continued, because the network leaves noise in its outermost ones
 WIDE_HOLE = 24  # pixels: a hole with a square of this side inside is wide
 
 
@@ -117,9 +118,10 @@ class Posterior(Solver):
             realism = torch.full_like(realism, chosen.realism)
         middle = SHARP if network.sharp else SAMPLE
         x, mode = mean, realism.clamp(min=middle)
-        share = 1 - (1 - network.temperature) * (1 - mode) / (1 - SHARP)  # of the noise that it was trained with
+        calm = (1 - mode) / (1 - SHARP)  # 1 for the sharp estimate, 0 for a sample
+        share = 1 - (1 - network.temperature) * calm  # of the noise
         for i, (usual, in_holes) in enumerate(zip(*network.generator, strict=True), 1):
-            n = torch.where(wide, in_holes, usual).to(x)
+            n = torch.where(wide, calm * usual + (1 - calm) * in_holes, usual).to(x)
             v = x.clamp(-1, 1) + share * n * run.normal()
             x, _ = denoise(v / (1 + n**2).sqrt(), n.atan(), known=known, mode=mode.flatten())
             run.at(i, count, round(1000 * math.atan(usual) / (math.pi / 2)))
@@ -179,7 +181,7 @@ class PosteriorDenoiser(nn.Module):
         sharp: bool = False,
         temperature: float = 1.0,
     ) -> None:
-        """`generator`: the noise levels after the mean, and those in wide holes. `realism` is the usual one. `doubt`: how
+        """`generator`: the noise levels after the mean, and those of samples in wide holes. `realism` is the usual one. `doubt`: how
         many times as wide as between samples the intervals of 90 % are, as calibrated. `sharp`: whether the generator also
         has a sharp estimate. `temperature`: the share of its noise that the sharp estimate gets; less makes it calmer."""
         super().__init__()
@@ -229,13 +231,15 @@ class PosteriorDenoiser(nn.Module):
             # the proximal step from c, whose error is smaller than that of a guess
             ratio = theta.cos().clamp(min=0) / theta.sin().clamp(min=1e-4)
             p = operator.project(c, y, sigma * (1 + (SIGNAL_STD * ratio) ** 2).sqrt())
-        inputs = torch.cat([c, guess, p, told], dim=1)
+        margin = min(MARGIN, *(side - 1 for side in x.shape[-2:])) if isinstance(operator, Denoise) else 0
+        inputs = F.pad(torch.cat([c, guess, p, told], dim=1), (margin,) * 4, mode="reflect")
         told_of = None
         if self.conditional:
             told_of = x.new_zeros(1, CONDITIONS) if conditions is None else conditions.to(x)
             told_of = told_of.expand(max(len(told_of), torch.as_tensor(mode).numel()), -1).clone()
             told_of[:, MODE] = mode
         raw = run_unet(unet or self.unet, inputs, 1000 * theta.flatten() / (math.pi / 2), told_of).to(x.dtype)
+        raw = raw[..., margin : margin + x.shape[-2], margin : margin + x.shape[-1]]
         with torch.autocast(x.device.type, enabled=False):
             x0 = torch.where(is_linear(operator, x.device), p, c) + scale * raw
             return operator.keep_known(x0, y, sigma), (guess, told)

@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
 from ddc.diagnosis.grain import Bands, Noise
-from ddc.diagnosis.treatment import UNKNOWN, Conditions, jpeg_error, noise_in_bands
+from ddc.diagnosis.treatment import Conditions, jpeg_error, noise_in_bands
 from ddc.images import round_to_8_bit, to_unit
 from ddc.noise import on_device
 from ddc.operators.jpeg import JPEG
 
 NOT_SAVED = 0  # instead of a JPEG quality
+UNKNOWN = 0.1  # σ that networks are told of a picture of which nothing else is known
 SOFT = (1.2, 3.0)  # times that soft pictures are enlarged
 
 

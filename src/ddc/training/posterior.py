@@ -201,11 +201,12 @@ class PosteriorObjective(Objective):
         levels = list(zip(*self.network.generator, strict=True))
         last, conditions, x = step % len(levels), batch.conditions(), mean
         modes = on_device([SAMPLE if i < 2 * drawn else SHARP for i in places], device, torch.float32)
-        share = torch.where(modes == SAMPLE, 1.0, self.network.temperature).view(-1, 1, 1, 1)
+        sample = (modes == SAMPLE).view(-1, 1, 1, 1)
+        share = torch.where(sample, 1.0, self.network.temperature)
         for stage, (usual, in_holes) in enumerate(levels[: last + 1]):
             names = [f"{batch.numbers[i]}/{int(drawn <= i < 2 * drawn)}/{stage}" for i in places]
             with torch.no_grad(), torch.autocast(device.type, enabled=False):
-                n = torch.where(batch.wide, in_holes, usual).to(mean)
+                n = torch.where(batch.wide & sample, in_holes, usual).to(mean)
                 z = share * draws.noise(names, mean.shape, "generator")
                 v = (x.float().clamp(-1, 1) + n * z) / (1 + n**2).sqrt()
             with torch.set_grad_enabled(stage == last):

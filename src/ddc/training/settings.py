@@ -258,7 +258,7 @@ class PosteriorSettings(MixSettings):
     generator: tuple[float, ...] = (1.0, 0.25)
     """Noise levels of the generator's evaluations after the mean."""
     generator_wide: tuple[float, ...] = (4.0, 0.5)
-    """The same for pictures with wide holes."""
+    """The same for samples of pictures with wide holes."""
     sharp_share: float = 0.0
     """Share of these that get a sharp estimate instead of two samples: one picture, as near to the truth as pixels, AlexNet's features and the adversary can tell, which is not rewarded for varying."""
     temperature: float = 1.0
