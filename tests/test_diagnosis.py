@@ -319,6 +319,24 @@ def test_a_composition_is_told() -> None:
     assert numbers.shape == (1, 9) and numbers[0, :3].tolist() == [0, 1, 0.25]
 
 
+def test_a_blur_that_the_picture_contradicts_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sharp = Picture(np.ascontiguousarray(data.astronaut()[:128, 128:256]))
+    blurred = Picture(np.rint(255 * gaussian_filter(unit(sharp.pixels), (2, 2, 0))).astype(np.uint8))
+    guessed = Findings(blur=BlurEstimate(width=2.0))
+    monkeypatch.setattr("ddc.diagnosis.treatment.examine", lambda picture: guessed)
+    for told in (True, False):
+        assert plan_treatment(blurred, told).task == "gauss2"
+        left = plan_treatment(sharp, told)
+        assert left.task == NOTHING and "sharper or noisier" in left.in_words()
+
+
+def test_holes_of_a_large_picture_are_not_regretted() -> None:
+    picture = Picture(np.full((40, 600, 3), 128, np.uint8))
+    mask = torch.ones(1, 1, 40, 600)
+    mask[..., 300:330] = 0
+    assert regret(picture, picture, Problem(Inpaint(mask), 0.0, "inpaint")) is None
+
+
 def test_strength_scales_the_noise() -> None:
     noisy = Findings(noise=Noise(Bands(0.05, 0.05, 0.05), found=True, white=0.05))
     weak, usual, strong = (treatment(noisy, factor) for factor in (0.6, 1.0, 1.6))

@@ -17,7 +17,7 @@ from ddc.diagnosis.enlargement import without_enlargement
 from ddc.diagnosis.findings import Findings, examine
 from ddc.diagnosis.grain import Noise
 from ddc.diagnosis.planes import luma_chroma
-from ddc.estimates import COARSEST_TO_DEBLUR
+from ddc.estimates import COARSEST_TO_DEBLUR, is_possible
 from ddc.images import Picture, quantise, to_internal, unit_float
 from ddc.operators.base import LinearOperator, Operator
 from ddc.operators.blur import KernelBlur
@@ -53,6 +53,7 @@ NOISE_OF_SHAKEN = 0.02  # σ that covers the errors of an estimated kernel
 # rounded to the same values, and so are those of their mean, which has less error than both.
 JPEG_SHARES = ((10, 30), (0.8, 0.6))
 LEAST_ERROR = "posterior:realism=0"  # for weak damage, where sharper estimates only add grain
+LEAST_TO_TEST = 64  # pixels of the shorter side, from which on a guessed blur is tested
 CALM = "posterior:realism=0.25"  # for blurs, whose shape and width are estimates: sharper ones get waves
 # What tells that a restoration is worse than its source, see `regret`
 MOST_RESIDUAL, RINGING, STRUCTURE, EVEN, HIDDEN = (1.6, 0.012), (1.25, 0.006), 3.0, 0.008, 3.5
@@ -145,9 +146,20 @@ def plan_treatment(picture: Picture, told: bool = False, strength: float = 1.0) 
     """
     found = examine(picture)
     plan = (composition if told else treatment)(found, strength) or Treatment(NOTHING)
-    spared = found.compressed and found.soft and plan.task == NOTHING
-    why = ("It has so little fine detail that this changed little.",) if spared else ()
+    why: tuple[str, ...] = ()
+    if found.compressed and found.soft and plan.task == NOTHING:
+        why = ("It has so little fine detail that this changed little.",)
+    if _is_contradicted(plan, picture):
+        plan, why = Treatment(NOTHING), ("But it is sharper or noisier than that blur would leave it.",)
     return dataclasses.replace(plan, because=(*found.sentences(), *why))
+
+
+def _is_contradicted(plan: Treatment, picture: Picture) -> bool:
+    """Returns whether the shape of a blur was guessed, but cannot have made the picture."""
+    if plan.task == NOTHING or plan.operator is not None or min(picture.size) < LEAST_TO_TEST:
+        return False
+    task = Task.parse(plan.task)
+    return task.family == "blur" and not is_possible(picture, task.operator(picture.size), plan.sigma)
 
 
 def treatment(found: Findings, strength: float = 1.0) -> Treatment | None:
@@ -248,11 +260,7 @@ def noise_in_bands(noise: Noise) -> tuple[float, tuple[float, ...]]:
 def regret(restored: Picture, measured: Picture, problem: Problem) -> str | None:
     """Returns why a restoration is worse than the picture that it was made from, as a sentence; None if it is not."""
     operator, sigma = problem.operator, float(problem.sigma_y)
-    if (
-        operator.scale > 1
-        or not isinstance(operator, LinearOperator)
-        or operator.observed(_window(measured)) is not None
-    ):
+    if operator.scale > 1 or not isinstance(operator, LinearOperator) or isinstance(operator, Inpaint):
         return None
     x, y = _window(restored), _window(measured)
     with torch.no_grad():
