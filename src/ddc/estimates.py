@@ -36,6 +36,7 @@ FINE_JPEG = 90  # JPEG quality from which on a file hardly differs from its orig
 COARSE_JPEG = 85  # JPEG quality below which compression artefacts are worth removing
 # Pixels by which a Gaussian blur looks wider after JPEG of these qualities: medians of 14 photographs, blurs of 0.8 to 2 pixels
 WIDENED = ((60, 75, 90, 95), (0.25, 0.2, 0.1, 0.0))
+LEAST_TO_TELL = 64  # pixels of the shorter side, below which a picture does not tell what cannot have blurred it
 COARSEST_TO_DEBLUR = 60  # JPEG quality below which deblurring would amplify the artefacts too much
 NOISES = np.append(0, np.geomspace(0.005, 0.3, 20))  # σ in [0, 1] units, for which compression is simulated
 
@@ -169,6 +170,8 @@ def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
 
 def is_possible(picture: Picture, operator: Operator, sigma: float) -> bool:
     """Returns whether the operator, with noise σ_y, may have blurred a picture, judging by its middle."""
+    if min(picture.size) < LEAST_TO_TELL:
+        return True
     side = 256
     top, left = (max(0, (length - side) // 2) for length in picture.size)
     y = to_internal(picture.window(top, left, side, side))[None]
@@ -345,7 +348,7 @@ def continues_beyond(picture: Picture, problem: Problem) -> bool:
 def warn_of_misfit(picture: Picture, problem: Problem) -> None:
     """Warns if a picture cannot have been blurred as the task says, because the result would ring."""
     operator, sigma = problem.operator, float(problem.sigma_y)
-    if min(picture.size) < 64 or is_possible(picture, operator, sigma):
+    if is_possible(picture, operator, sigma):
         return
     advice = "another blur"
     if isinstance(operator, GaussianBlur):

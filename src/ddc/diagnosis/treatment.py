@@ -53,7 +53,6 @@ NOISE_OF_SHAKEN = 0.02  # σ that covers the errors of an estimated kernel
 # rounded to the same values, and so are those of their mean, which has less error than both.
 JPEG_SHARES = ((10, 30), (0.8, 0.6))
 LEAST_ERROR = "posterior:realism=0"  # for weak damage, where sharper estimates only add grain
-LEAST_TO_TEST = 64  # pixels of the shorter side, from which on a guessed blur is tested
 CALM = "posterior:realism=0.25"  # for blurs, whose shape and width are estimates: sharper ones get waves
 # What tells that a restoration is worse than its source, see `regret`
 MOST_RESIDUAL, RINGING, STRUCTURE, EVEN, HIDDEN = (1.6, 0.012), (1.25, 0.006), 3.0, 0.008, 3.5
@@ -156,7 +155,7 @@ def plan_treatment(picture: Picture, told: bool = False, strength: float = 1.0) 
 
 def _is_contradicted(plan: Treatment, picture: Picture) -> bool:
     """Returns whether the shape of a blur was guessed, but cannot have made the picture."""
-    if plan.task == NOTHING or plan.operator is not None or min(picture.size) < LEAST_TO_TEST:
+    if plan.task == NOTHING or plan.operator is not None:
         return False
     task = Task.parse(plan.task)
     return task.family == "blur" and not is_possible(picture, task.operator(picture.size), plan.sigma)
