@@ -36,7 +36,7 @@ FINE_JPEG = 90  # JPEG quality from which on a file hardly differs from its orig
 COARSE_JPEG = 85  # JPEG quality below which compression artefacts are worth removing
 # Pixels by which a Gaussian blur looks wider after JPEG of these qualities: medians of 14 photographs, blurs of 0.8 to 2 pixels
 WIDENED = ((60, 75, 90, 95), (0.25, 0.2, 0.1, 0.0))
-LEAST_TO_TELL = 64  # pixels of the shorter side, below which a picture does not tell what cannot have blurred it
+LEAST_TO_TELL = 48  # pixels of the shorter side, below which a picture does not tell what blurred it, or cannot have
 COARSEST_TO_DEBLUR = 60  # JPEG quality below which deblurring would amplify the artefacts too much
 NOISES = np.append(0, np.geomspace(0.005, 0.3, 20))  # σ in [0, 1] units, for which compression is simulated
 
@@ -135,7 +135,7 @@ def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
     height, width = picture.size
     rows, columns = (slice(max(0, side // 2 - 256), side // 2 + 256) for side in picture.size)  # the middle is enough
     grey = unit_float(picture.pixels[rows, columns]).mean(2, dtype=np.float64)
-    if min(grey.shape) < 48:
+    if min(grey.shape) < LEAST_TO_TELL:
         raise UserError(
             f"a picture of {width}×{height} pixels is too small to estimate its blur; name it, as in gauss1.5"
         )
