@@ -12,7 +12,7 @@ COMMANDS = {
     "degrade": ("ddc.cli.degrade:Degrade", "make the measurement of a task from clean pictures"),
     "demo": ("ddc.cli.demo:Demo", "degrade and restore four photographs, with a page to look at"),
     "convert": ("ddc.cli.convert:Convert", "turn a guided-diffusion checkpoint into a model folder"),
-    "info": ("ddc.cli.info:Info", "what a model folder holds, and what this computer offers"),
+    "info": ("ddc.cli.info:Info", "show what a model folder contains, and what this computer supports"),
     "evaluate": ("ddc.cli.evaluate:Evaluate", "measure solvers on a folder of pictures"),
     "reproduce": ("ddc.cli.reproduce:Reproduce", "run the experiments of the paper"),
     "train": ("ddc.cli.train:Train", "train a prior or a data-consistency network"),

@@ -21,10 +21,10 @@ class Degrade(FileOptions):
     mask: Annotated[Path | None, shown("FILE")] = None
     """A mask for inpainting, of the same size as the picture: white is kept, black becomes a hole."""
     kernel: Annotated[Path | None, shown("FILE")] = None
-    """The kernel of the task blur: a picture or a 2-D .npy array. It is convolved with the picture, so it shows what a
-    point of light becomes."""
+    """The kernel of the task blur: a picture or a 2-D .npy array. It is convolved with the picture, so it is the image
+    of a point of light."""
     correlation: bool = False
-    """The kernel is in the order of a correlation, as OpenCV's filter2D takes it; it is turned by 180°."""
+    """The kernel is that of a correlation, as for OpenCV's filter2D; it is rotated by 180°."""
     operator: Annotated[str | None, shown("FILE.py:CLASS")] = None
     """Your own operator, a class in a Python file; it replaces --task."""
     seed: int = 0

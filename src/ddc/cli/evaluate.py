@@ -41,7 +41,7 @@ class MeasuringOptions:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of the networks; bf16 and fp16 need a CUDA device."""
     keep: int = 4
-    """Pictures of each method that the report may show, beside the worst ones."""
+    """Pictures of each method that the report may show, in addition to the worst ones."""
     compile: bool = False
     """Compile the networks for the batch size (CUDA): takes minutes at the start, then runs faster."""
     minutes: Annotated[float | None, MINUTES] = None

@@ -19,12 +19,12 @@ class Export:
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """Folder of the model; replaced if it exists. With --onnx, a new folder."""
     dtype: Literal["fp32", "fp16", "8bit"] = "fp32"
-    """Data type of the weights; 8bit has a scale for each output channel, and is computed with as fp32."""
+    """Data type of the weights; 8bit stores a scale for each output channel and computes in fp32."""
     shard_mb: float | None = None
     """Maximum size of a safetensors file, in megabytes."""
     push: Annotated[str | None, tyro.conf.arg(metavar="USER/MODEL")] = None
     """Also push it to this model on the Hugging Face Hub, as prior/, network/ and so on, with a card if the model has none.
-    It is made if it does not exist. Log in first with `hf auth login`."""
+    It is created if it does not exist. Log in first with `hf auth login`."""
     private: bool = False
     """Make a new model on the Hub private."""
     onnx: bool = False

@@ -14,8 +14,8 @@ Name = Literal[Tables, "figure2", "figure5", "figure7", "figure8", "unseen"]
 
 @dataclass(frozen=True)
 class Reproduce(MeasuringOptions):
-    """Run a table or a figure of the paper, whose report shows the paper's figures beside ours, or "unseen", operators
-    that no network was trained on.
+    """Reproduce a table or a figure of the paper; the report shows the paper's figures next to ours. "unseen" measures
+    operators that no network was trained on.
 
     Rows that are already in the --out folder are not measured again. For several devices, use accelerate launch.
     """
@@ -33,9 +33,9 @@ class Reproduce(MeasuringOptions):
     models: str = ""
     """Other models of the experiment: DIR:name=no-lpips,DIR2:name=faces. The report says which are missing."""
     quick: bool = False
-    """A quick form for a CPU: two small pictures, short runs, a few minutes."""
+    """A quick version for a CPU: two small pictures, short runs, a few minutes."""
     size: int | None = None
-    """Height and width of the centre that is measured. Default: 256, or 128 in the quick form."""
+    """Height and width of the centre that is measured. Default: 256, or 128 in the quick version."""
 
     def run(self) -> int:
         out = self.out or Path("runs") / (self.name + ("-quick" if self.quick else ""))

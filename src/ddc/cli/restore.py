@@ -27,23 +27,25 @@ LONG = 60  # seconds from which a quicker way is named
 
 @dataclass(frozen=True, kw_only=True)
 class Restore(RayOptions, FileOptions):
-    """Restore pictures. `ddc restore bad.jpg` finds out what is wrong, says what it does and how long that takes, and
-    writes bad_restored.png; a good picture is left as it is. To enlarge a picture use --task sr4. To fill holes, make
+    """Restore pictures. `ddc restore bad.jpg` detects what is wrong, prints what it does and how long that takes, and
+    writes bad_restored.png; a good picture is left unchanged. To enlarge a picture use --task sr4. To fill holes, make
     them transparent or give a --mask."""
 
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="OUT", help_behavior_hint="")] = BESIDE
-    """The folder of the results, or the name of the result if IN is one picture; by default NAME_restored.png beside
-    that picture."""
+    """The folder of the results, or the name of the result if IN is one picture; by default NAME_restored.png next
+    to that picture."""
     task: Annotated[str, tyro.conf.arg(metavar="TASK")] = "auto"
     """What to undo: sr2 … sr16, deblur (the blur is estimated), disc3, gauss1.5, motion, blur, inpaint, jpeg (the
-    quality is read from the file), jpeg10, denoise; `ddc info` lists all. auto finds out what was
-    done to each picture, and leaves a good one as it is."""
+    quality is read from the file), jpeg10, denoise; `ddc info` lists all. auto detects what is
+    wrong with each picture, and leaves a good one unchanged."""
     solver: Annotated[str | None, shown("SOLVER")] = None
     """The algorithm, with settings if needed, as in ddnm:eta=0.5; `ddc info` lists all. By default posterior if the model
-    has a network for it, else ddc. one-pass takes a tenth of the time of ddc and is nearly as good, except for strong noise."""
+    has a network for it, otherwise ddc. one-pass takes a tenth of the time of ddc and is nearly as good, except for
+    strong noise."""
     realism: Annotated[float | None, shown("NUMBER")] = None
-    """For the solver posterior: 0 is the estimate with the least error, in one evaluation; 1 is a sample, which looks more
-    natural and invents more. By default 1 in wide holes, and elsewhere what the model states."""
+    """For the solver posterior: 0 is the estimate with the least error, in one evaluation; 0.5 is a sharp estimate, if the
+    network has one; 1 is a sample, which looks more natural and invents more. By default the value of the model, but at
+    least a sharp estimate, or else a sample, in wide holes."""
     model: Annotated[Path | None, shown("FOLDER")] = None
     """The model folder, or a model on the Hugging Face Hub, as in user/model or user/model@revision; by default the model
     that is shipped with the package."""
@@ -55,15 +57,15 @@ class Restore(RayOptions, FileOptions):
     strength: Literal["low", "medium", "high"] = "medium"
     """How much to change where the noise is estimated: low keeps more of the picture, high removes more."""
     mask: Annotated[Path | None, shown("FILE")] = None
-    """A mask for inpainting, of the size of the picture: white is known, black is a hole."""
+    """A mask for inpainting, of the same size as the picture: white is known, black is a hole."""
     kernel: Annotated[Path | None, shown("FILE")] = None
-    """The kernel of the task blur: a picture or a 2-D .npy array. It is convolved with the picture, so it shows what a
-    point of light becomes."""
+    """The kernel of the task blur: a picture or a 2-D .npy array. It is convolved with the picture, so it is the image
+    of a point of light."""
     correlation: bool = False
-    """The kernel is in the order of a correlation, as OpenCV's filter2D takes it; it is turned by 180°."""
+    """The kernel is that of a correlation, as for OpenCV's filter2D; it is rotated by 180°."""
     scratches: bool = False
-    """Also fill scratches and dust, for the task auto. NAME_scratches.png beside the result shows in black what was
-    filled; correct it, and give it to --task inpaint --mask."""
+    """Also fill scratches and dust, for the task auto. NAME_scratches.png next to the result shows in black what was
+    filled; you can correct it and pass it to --task inpaint --mask."""
     fix_colours: bool = False
     """Also correct faded and tinted colours."""
     operator: Annotated[str | None, shown("FILE.py:CLASS")] = None
@@ -72,7 +74,7 @@ class Restore(RayOptions, FileOptions):
     """Sampling steps; by default those of the solver."""
     samples: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Restorations of each picture. With two or more, the result is their mean; the samples (_1, _2, …) and their
-    standard deviation are written beside it, as numbers (_std.npy) and as a picture (_std.png; white is 0.1 or more)."""
+    standard deviation are written next to it, as numbers (_std.npy) and as a picture (_std.png; white is 0.1 or more)."""
     doubt: bool = False
     """Also write NAME_doubt.png: how far each pixel may be off, at 90 % (white is 0.25 or more). It takes eight samples."""
     seed: Annotated[int, tyro.conf.arg(metavar="N")] = 0

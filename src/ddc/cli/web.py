@@ -31,13 +31,13 @@ class Web:
     allowed_host: Annotated[tuple[str, ...], shown("[NAME …]")] = ()
     """Further host names that the page answers to, such as that of the reverse proxy."""
     page: bool = True
-    """Serve the page; without it, the API for programs alone."""
+    """Serve the page; without it, only the API for programs."""
     open_browser: bool = False
     """Also open the page in the browser."""
     static: Annotated[Path | None, shown("FOLDER")] = None
-    """Write the page into this new folder and end. Its files restore pictures in the browser; any static server can host them."""
+    """Write the page into this new folder and exit. Its files restore pictures in the browser; any static server can host them."""
     runtime: Annotated[Path | None, shown("FILE")] = None
-    """With --static: onnxruntime-web's archive, from `npm pack`; by default npm fetches it."""
+    """With --static: onnxruntime-web's archive, from `npm pack`; by default npm downloads it."""
     dtype: Literal["fp32", "fp16", "8bit"] = "fp16"
     """With --static: data type of the weights that a visitor loads."""
     limits: Annotated[Limits, tyro.conf.arg(name="")] = field(default_factory=Limits)

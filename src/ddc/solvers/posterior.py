@@ -58,7 +58,7 @@ class Posterior(Solver):
     steps: int = 20
     """Network evaluations of a sample by the SDE; the first is the mean. The generator has its own number."""
     realism: float | None = None
-    """0 has the least error, 0.5 is sharp if the network can, 1 is a sample. None: the network's; wide holes are not blurred."""
+    """0 has the least error, 0.5 is sharp if the network can, 1 is a sample. None: the network's, but no mean in wide holes."""
     sampler: Literal["auto", "generator", "sde"] = "auto"
     """How a sample is drawn; auto is the generator if the network was trained as one."""
     wide: bool | None = None
