@@ -25,8 +25,9 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 # one thread for each of several processes: quicker than one process with threads, and steady beside other work
+# what Python compiles is kept, whatever the environment says: each process would compile the tests again
 pytest: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # the attacks of tests/attack with many more files, folders and requests than in `make test`
 attack: $(STAMP)

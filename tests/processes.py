@@ -8,6 +8,7 @@ import io
 import json
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,12 @@ def _become(call: Call, words: list[str], outputs: list[str], environment: dict[
         io.TextIOWrapper(os.fdopen(number, "wb"), encoding="utf-8", line_buffering=number == 2) for number in (1, 2)
     )
     sys.exit(call(words))
+
+
+def script(words: list[str]) -> None:
+    """`python WORDS`."""
+    sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def on_a_small_disk(words: list[str]) -> int:

@@ -1,9 +1,6 @@
 """The shape of the source: layers, sizes of files and functions, and the way of a picture through the files."""
 
 import ast
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,6 +8,7 @@ from pathlib import Path
 import pytest
 from skimage import data
 
+import processes
 from ddc.images import Picture
 
 ROOT = Path(__file__).parents[1]
@@ -175,13 +173,8 @@ def test_a_picture_passes_few_files(command: str, tiny_model: Path, tmp_path: Pa
         "evaluate": f"--images pictures --out out --model {tiny_model} --task sr4 --size 32 --device cpu --no-report",
         "train": f"ddc --data pictures --out out --prior {tiny_model / 'prior'} --network network.json --tasks sr4 {train}",
     }
-    command_line = [sys.executable, str(ROOT / "scripts" / "walk.py"), command, *words[command].split()]
-    ran = subprocess.run(
-        command_line,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(SOURCE.parent), "OMP_NUM_THREADS": "1"},
+    ran = processes.run(
+        [ROOT / "scripts" / "walk.py", command, *words[command].split()], None, tmp_path, processes.script
     )
     assert ran.returncode == 0, ran.stderr
     *hops, last = ran.stdout.splitlines()

@@ -394,3 +394,15 @@ def test_a_gaussian_blur_is_not_taken_for_a_shake(width: float) -> None:
     found = examine(Picture(np.asarray(photo)))
     assert found.kernel is None and found.blur is not None
     assert found.blur.width == pytest.approx(width, abs=0.4)
+
+
+def test_findings_are_said_in_words() -> None:
+    said = Findings(BlurEstimate(0.0, 1.5), hole=120, cut_out=True, quality=20, saved_again=True).sentences()
+    assert said == [
+        "Its transparent background is kept.",
+        "It has holes of up to 120 pixels.",
+        "What fills such large holes is invented.",
+        findings._blur_in_words(BlurEstimate(0.0, 1.5)),
+        "It was compressed as JPEG of quality 20, and saved again since.",
+    ]
+    assert "1.5" in said[3] and "9 pixels" in findings._blur_in_words(BlurEstimate(0.0, 0.0, 9.0, 30.0))

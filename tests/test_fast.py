@@ -15,6 +15,7 @@ from ddc.fast import (
     SteadyNorm,
     WinogradConv2d,
     _helpers,
+    accelerate_latents,
     accelerate_models,
     agreement,
     choose_dtype,
@@ -28,6 +29,7 @@ from ddc.fast import (
 from ddc.networks import CompactUNet, GroupNorm, run_unet
 from ddc.operators import Denoise
 from ddc.priors import DataConsistency, Prior, Schedule
+from tiny import tiny_latent_prior
 
 CPU = torch.device("cpu")
 
@@ -361,3 +363,14 @@ def test_only_what_it_can_do_is_taken(options: dict[str, int]) -> None:
     assert WinogradConv2d.takes(nn.Conv2d(32, 32, 3, padding=1))
     assert not WinogradConv2d.takes(nn.Conv2d(32, 32, **{"kernel_size": 3, "padding": 1} | options))  # type: ignore[arg-type]
     assert not WinogradConv2d.takes(nn.Linear(32, 32))
+
+
+def test_a_latent_prior_stays_as_exact_as_its_fits_need() -> None:
+    prior = tiny_latent_prior()
+    fast = accelerate_latents(prior, torch.device("cpu"), "auto", False, None)
+    assert fast.prior is not prior and fast.network is None and fast.dtype == torch.float32 and not fast.compiled
+    z = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(fast.prior.predict(z, 500).x0, prior.predict(z, 500).x0)
+    for dtype, compiled in (("float16", False), ("auto", True)):
+        with pytest.raises(UserError, match="a latent prior works in float32 and is not compiled"):
+            accelerate_latents(prior, torch.device("cpu"), dtype, compiled, 1)  # type: ignore[arg-type]

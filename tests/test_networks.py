@@ -366,3 +366,16 @@ def test_weights_of_8_bits_are_loaded_as_numbers(tmp_path: Path) -> None:
     save_file(without, path)
     with pytest.raises(UserError, match="no scales"):
         load_network(tmp_path)
+
+
+@pytest.mark.parametrize("modulated", [False, True])
+def test_a_written_out_norm_is_the_norm(modulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the compiler traces, run by itself."""
+    torch.manual_seed(0)
+    norm, x = GroupNorm(4, 8, eps=1e-4), torch.randn(2, 8, 5, 3) + 3
+    nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+    given = [torch.randn(2, 8, 1, 1) for _ in range(2)] if modulated else []
+    expected = norm(x, *given)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert (norm(x, *given) - expected).abs().max() < 1e-5
+    assert norm(x.half(), *given).dtype == torch.float16

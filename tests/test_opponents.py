@@ -1,8 +1,6 @@
 """What the scripts use for comparisons: NIQE, graphs of TensorFlow.js, and opponents that are not installed."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from skimage import data
+
+import processes
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -91,13 +91,6 @@ def test_a_graph_is_evaluated(tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_opponent_is_named(tmp_path: Path, opponent: str, package: str) -> None:
-    command = [sys.executable, str(SCRIPTS / "public_sets.py"), "jpeg", ".", "--against", opponent]
-    done = subprocess.run(
-        [*command, "--packages", "nowhere/node_modules"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(SCRIPTS.parent / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [SCRIPTS / "public_sets.py", "jpeg", ".", "--against", opponent, "--packages", "nowhere/node_modules"]
+    done = processes.run(words, None, tmp_path, processes.script)
     assert done.returncode == 1 and package in done.stderr and len(done.stderr.splitlines()) == 1

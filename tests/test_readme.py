@@ -4,16 +4,15 @@ Left out are `make …` (this suite is one), installing, and `ddc web`, which ne
 <!-- parsed only --> are only parsed, for they are meant for a GPU.
 """
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageFilter
 from skimage import data
 
+import processes
 from code_blocks import PARSED_ONLY, SHELLS, Block, code_blocks, ddc_arguments, parse_only
 
 README = Path(__file__).parents[1] / "README.md"
@@ -33,26 +32,36 @@ def folder(tmp_path: Path, small_metrics: Path) -> Path:
     return tmp_path
 
 
+def execute(words: list[str]) -> None:
+    exec(compile(words[0], "<README.md>", "exec"), {"__name__": "__main__"})
+
+
+def commands_of(block: Block) -> list[str]:
+    """Those to run; the others are parsed, or left alone."""
+    commands = []
+    for command in block.commands():
+        if block.parsed_only or command.startswith("ddc web") or command.split()[:2] == ["accelerate", "launch"]:
+            if ddc_arguments(command) is not None:
+                parse_only(command)
+        elif not command.startswith(NOT_RUN):
+            commands.append(command)
+    return commands
+
+
 def run(block: Block, folder: Path) -> None:
     if block.language == "python":
         compile(block.text, f"README.md line {block.line}", "exec")
-        script = [sys.executable, "-c", block.text]
+        ended = [] if block.parsed_only else [processes.run([block.text], folder=folder, call=execute)]
     else:
-        commands = []
-        for command in block.commands():
-            if block.parsed_only or command.startswith("ddc web") or command.split()[:2] == ["accelerate", "launch"]:
-                if ddc_arguments(command) is not None:
-                    parse_only(command)
-            elif not command.startswith(NOT_RUN):
-                commands.append(command)
-        script = ["bash", "-euc", "\n".join(commands)]
-    if block.parsed_only and block.language == "python":
-        return
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        script, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, f"README.md line {block.line}:\n{block.text}\n{done.stderr}"
+        ended = []
+        for command in commands_of(block):
+            words = ddc_arguments(command)
+            if words is None:
+                ended.append(subprocess.run(["bash", "-euc", command], cwd=folder, capture_output=True, text=True))
+            else:
+                ended.append(processes.run(words, folder=folder))
+    for done in ended:
+        assert done.returncode == 0, f"README.md line {block.line}:\n{block.text}\n{done.stderr}"
 
 
 def test_every_block_runs(folder: Path) -> None:

@@ -156,3 +156,13 @@ def test_failures_are_listed(photo: Path, tmp_path: Path) -> None:
     (tmp_path / "in" / "good.png").write_bytes(photo.read_bytes())
     assert degrade(tmp_path / "in", tmp_path / "out", "--task", "jpeg10") == 1
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["ddc-failures.json", "good.png"]
+
+
+def test_a_folder_is_degraded_as_far_as_it_can_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, side in (("large", 64), ("small", 16)):
+        Picture(data.astronaut()[:side, :side]).write(tmp_path / "in" / f"{name}.png")
+    assert degrade(tmp_path / "in", tmp_path / "y", "--task", "box32") == 1
+    assert "box32 leaves nothing of small.png" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "y").iterdir()) == ["ddc-failures.json", "large.png"]
+    assert degrade(tmp_path / "in" / "large.png", tmp_path / "y.jpg", "--task", "inpaint92") == 2
+    assert "y.jpg cannot hold the mask in an alpha channel; use --ext png" in capsys.readouterr().err

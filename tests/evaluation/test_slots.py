@@ -1,5 +1,6 @@
 """Measuring in short slots on one machine, and reporting on another."""
 
+import io
 import json
 import os
 import shutil
@@ -28,7 +29,7 @@ from ddc.evaluation.benchmark import (
     make_cases,
 )
 from ddc.evaluation.results import in_order
-from ddc.evaluation.run import KEY, Timer, read_rows
+from ddc.evaluation.run import KEY, Timer, progress, read_rows
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import make_problem
 from ddc.solvers import SOLVERS
@@ -319,3 +320,14 @@ def test_compiled_on_the_gpu(tiny_model: Path, pictures: Path, tmp_path: Path) -
     assert len(plain) == len(fast) == 5 * 2 * 5
     for a, b in zip(plain, fast, strict=True):
         assert a["psnr"] == pytest.approx(b["psnr"], abs=0.2)
+
+
+def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress(4) as advance:
+        advance(1, "sr4 with ddc")
+        advance(3, "sr4 with dps")
+    assert "sr4 with dps" in screen.getvalue() and "4/4" in screen.getvalue()

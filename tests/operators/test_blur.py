@@ -139,3 +139,9 @@ def test_rounding_is_undone_in_a_slow_gradient_and_nowhere_else(operator: Linear
     assert after < 0.1 * before
     rough = round_to_8_bit(torch.randn(1, 3, 64, 96, generator=torch.Generator().manual_seed(0)) * 0.3)
     assert torch.equal(operator.unround(rough), rough)
+
+
+def test_motions_of_no_length_are_refused() -> None:
+    for length, angle in ((0.5, 0.0), (float("inf"), 0.0), (5.0, float("nan"))):
+        with pytest.raises(UserError, match="expected at least 1 pixel"):
+            motion_kernel(length, angle)

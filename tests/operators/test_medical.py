@@ -8,7 +8,7 @@ from torch.nn.functional import avg_pool2d
 
 from ddc.errors import UserError
 from ddc.operators.custom import check_adjoint
-from ddc.operators.fourier import MaskedFourier, cartesian_mask
+from ddc.operators.fourier import MaskedFourier, RandomProjections, cartesian_mask
 from ddc.operators.radon import Radon
 
 PHANTOM = torch.from_numpy(resize(shepp_logan_phantom(), (64, 64), anti_aliasing=True)).expand(1, 3, 64, 64) * 2 - 1
@@ -97,3 +97,15 @@ def test_sizes_and_masks_are_checked() -> None:
         MaskedFourier(torch.full((4, 4), 0.5))
     with pytest.raises(UserError, match="at least one angle"):
         Radon((16, 24), 0)
+
+
+def test_what_measures_the_whole_picture_has_no_windows() -> None:
+    for operator in (MaskedFourier(torch.ones(8, 8)), Radon((8, 8), 5)):
+        assert operator.crop(0, 0, 8, 8) is operator
+        with pytest.raises(UserError, match="8×8 pixels, not 4×8"):
+            operator.crop(0, 4, 8, 4)
+    for share in (0.0, 1.5):
+        with pytest.raises(UserError, match=f"random projections is {share:g}; expected more than 0"):
+            RandomProjections((8, 8), share)
+    with pytest.raises(UserError, match="images of 8×8 pixels; measure the whole"):
+        RandomProjections((8, 8), 0.5).singular_values((4, 8), torch.zeros(1))

@@ -498,7 +498,7 @@ def test_distance_to_the_posterior(name: str, sigma: float, record_property: Cal
         solver = replace(solver, zeta=(DIM / (3 * 256**2)) ** 0.5, steps=200)
     run = solve(solver, sigma, **parts_for(solver, sigma))
     if name in SAMPLED:
-        noise = Noise(range(SAMPLED[name]), dtype=torch.float64)
+        noise = GivenNoise(np.random.default_rng(0).standard_normal((2 * solver.steps + 1, SAMPLED[name], DIM)))
         samples = vectors(run(images(np.tile(y, (SAMPLED[name], 1))), noise))
         moments = samples.mean(0), np.cov(samples.T)
     else:

@@ -226,16 +226,16 @@ def test_a_critic_learns_what_samples_lack() -> None:
     def seen(x: Tensor) -> tuple[Tensor, list[Tensor]]:
         return x, lpips.deep_features(x)
 
-    mean = torch.zeros(4, 3, 48, 48)
-    for _ in range(25):
-        photographs = 0.5 * torch.randn(4, 3, 48, 48)
+    mean = torch.zeros(4, 3, 32, 32)
+    for _ in range(15):
+        photographs = 0.5 * torch.randn(4, 3, 32, 32)
         verdict = adversary.judge(seen(avg_pool2d(photographs, 5, 1, 2)), seen(photographs), seen(mean))
         adversary.learn(verdict)
     assert verdict.right > 0.9
-    sample = (0.02 * torch.randn(4, 3, 48, 48)).requires_grad_()
+    sample = (0.02 * torch.randn(4, 3, 32, 32)).requires_grad_()
     optimiser = torch.optim.Adam([sample], 0.02)
-    for _ in range(25):
-        photographs = 0.5 * torch.randn(4, 3, 48, 48)
+    for _ in range(15):
+        photographs = 0.5 * torch.randn(4, 3, 32, 32)
         optimiser.zero_grad()
         adversary.judge(seen(sample), seen(photographs), seen(mean)).generator.backward()
         optimiser.step()

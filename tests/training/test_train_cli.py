@@ -20,6 +20,9 @@ from ddc.pipeline import find_part
 from ddc.priors import DataConsistency, Prior, scheduler_config
 from ddc.solvers.bridge import Bridge
 from ddc.solvers.pnp_admm import DnCNN
+from ddc.training.loop import load_moments
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def test_help_does_not_need_torch() -> None:
@@ -165,3 +168,35 @@ def test_bad_input_is_one_line(
 def test_export_of_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(tmp_path), str(tmp_path / "out")]) == 2
     assert "has no checkpoint" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_model_folder_is_written_again(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(tiny_model), str(tmp_path / "half"), "--dtype", "fp16", "--shard-mb", "0.02"]) == 0
+    names = {path.relative_to(tiny_model) for path in tiny_model.rglob("*.json")}
+    assert names <= {path.relative_to(tmp_path / "half") for path in (tmp_path / "half").rglob("*.json")}
+    assert len([*(tmp_path / "half" / "prior").rglob("*.safetensors")]) > 1  # in parts
+    before, after = (Prior.from_pretrained(folder / "prior") for folder in (tiny_model, tmp_path / "half"))
+    again = after.unet.state_dict()
+    for name, weights in before.unet.state_dict().items():
+        torch.testing.assert_close(again[name], weights.half().float())
+    capsys.readouterr()
+    assert main(["export", str(tiny_model), str(tmp_path / "other"), "--shard-mb", "0"]) == 2
+    assert "--shard-mb is 0.0; expected a number above 0" in capsys.readouterr().err
+
+
+def test_moments_that_do_not_fit_are_refused() -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2, 3)), torch.nn.Parameter(torch.zeros(4))]
+    moments = {f"{i}.{name}": torch.ones_like(weight) for i, weight in enumerate(weights) for name in MOMENTS}
+    moments |= {f"{i}.step": torch.tensor(7.0) for i in range(2)}
+    optimiser = torch.optim.AdamW(weights)
+    load_moments(optimiser, weights, moments, torch.device("cpu"))
+    assert all(int(state["step"]) == 7 and bool(state["exp_avg"].all()) for state in optimiser.state.values())
+    for wrong, said in (
+        ({"2.step": torch.tensor(7.0)}, "the optimiser has no moment 2.step"),
+        ({"0.other": torch.ones(2, 3)}, "no moment 0.other"),
+        ({"1.exp_avg": torch.ones(3)}, r"1.exp_avg has the shape \(3,\)"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            load_moments(torch.optim.AdamW(weights), weights, moments | wrong, torch.device("cpu"))
+    with pytest.raises(ValueError, match="a parameter lacks a moment"):
+        load_moments(torch.optim.AdamW(weights), weights, {"0.step": torch.tensor(7.0)}, torch.device("cpu"))

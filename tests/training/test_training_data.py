@@ -193,7 +193,7 @@ def test_a_dataset_folder_without_pyarrow(tmp_path: Path, monkeypatch: pytest.Mo
         find_sources([tmp_path])
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("kind", ["parquet", "stream", "file"])
 def test_a_dataset_folder(kind: str, tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
@@ -213,7 +213,7 @@ def test_a_dataset_folder(kind: str, tmp_path: Path) -> None:
     else:
         with (
             pa.OSFile(str(tmp_path / "data-0.arrow"), "wb") as file,
-            pa.ipc.new_stream(file, table.schema) as out,
+            (pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file)(file, table.schema) as out,
         ):
             out.write_table(table, max_chunksize=4)
     pool = Pool(find_sources([tmp_path]), 32)
@@ -222,4 +222,7 @@ def test_a_dataset_folder(kind: str, tmp_path: Path) -> None:
     assert np.array_equal(pool.pixels.numpy(), expected)
     pq.write_table(pa.table({"label": [1, 2]}), tmp_path / "z.parquet")
     with pytest.raises(UserError, match="no column of pictures"):
+        find_sources([tmp_path])
+    (tmp_path / "z.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(UserError, match=r"z\.parquet is not a valid dataset file"):
         find_sources([tmp_path])

@@ -22,7 +22,6 @@ class DDNM(Solver):
 
     name = "ddnm"
 
-    steps: int = 100
     eta: float = 0.85
     """The share η of fresh noise in each step."""
 

@@ -25,7 +25,6 @@ class DiffPIR(Solver):
     # the released configurations: little fresh noise for deblurring and super-resolution, only fresh noise for masks
     paper: ClassVar[dict[str, dict[type, float]]] = {"zeta": {Inpaint: 1.0, Operator: 0.1}}
 
-    steps: int = 100
     lam: float = 1.0
     """The weight λ of the prior against the measurement; 1 is the 4 of the released code, whose σ is in [0, 1] units."""
     zeta: float | None = None

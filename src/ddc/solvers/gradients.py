@@ -22,6 +22,9 @@ from ddc.solvers.base import Run, Solver
 class GradientSolver(Solver):
     """A solver that differentiates through the prior."""
 
+    operators = Operator
+
+    steps: int = 1000
     checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
 
@@ -86,10 +89,8 @@ class DPS(GradientSolver):
     """Diffusion posterior sampling: any differentiable operator, a thousand steps with a gradient in each."""
 
     name = "dps"
-    operators = Operator
     paper: ClassVar[dict[str, dict[type, float]]] = {"zeta": {GaussianBlur: 0.4, Operator: 1.0}}
 
-    steps: int = 1000
     zeta: float | None = None
     """Step size ζ; None is the paper's: 0.4 for Gaussian blur, 1.0 otherwise."""
     clip: bool = True
@@ -119,8 +120,8 @@ class MCG(GradientSolver):
     """Manifold-constrained gradient: DPS and a projection, for linear operators."""
 
     name = "mcg"
+    operators = LinearOperator
 
-    steps: int = 1000
     zeta: float = 1.0
     """Step size ζ of the gradient."""
 
@@ -143,7 +144,6 @@ class PiGDM(GradientSolver):
     """Pseudo-inverse guidance: linear operators and JPEG, with a gradient in each step."""
 
     name = "pigdm"
-    operators = Operator
 
     steps: int = 100
     eta: float = 1.0

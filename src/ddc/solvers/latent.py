@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ddc.operators.base import Operator
+from ddc.operators.base import LinearOperator, Operator
 from ddc.operators.superres import Bicubic
 from ddc.priors import Prediction
 from ddc.solvers.base import OneStep, Run
@@ -62,9 +62,9 @@ class PSLD(LatentSolver):
     """Posterior sampling with a latent prior: DPS and a step that glues the measurement to D(ẑ0)."""
 
     name = "psld"
+    operators = LinearOperator
     paper: ClassVar[dict[str, dict[type, float]]] = {"omega": {Bicubic: 0.9, Operator: 0.1}}
 
-    steps: int = 1000
     omega: float | None = None
     """Step size ω of the measurement's gradient; None is the released 0.9 for super-resolution and 0.1 otherwise."""
     gamma: float = 0.1
@@ -108,7 +108,6 @@ class ReSample(LatentSolver):
     """Hard data consistency: now and then ẑ0 is fitted to the measurement, and noised again."""
 
     name = "resample"
-    operators = Operator
 
     steps: int = 500
     zeta: float = 0.5
@@ -196,9 +195,7 @@ class HGU(LatentSolver):
     """History gradient update: DPS through the decoder, with Adam's moments of the gradients."""
 
     name = "hgu"
-    operators = Operator
 
-    steps: int = 1000
     zeta: float = 0.01
     """Step size ζ: the released value for photographs."""
     order: int = 1

@@ -40,7 +40,6 @@ class Unconditional(Solver):
     name = "unconditional"
     operators = Operator
 
-    steps: int = 100
     eta: float | None = None
     """DDIM's η, 0 for no noise after the first; None takes the posterior step with the prior's own variance."""
     spacing: Spacing = "leading"
