@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ddc.images import round_to_8_bit
 from ddc.operators.base import LinearOperator, Operator, SVDOperator
-from ddc.operators.blur import GaussianBlur, GaussianBlurs, KernelBlur, disc_kernel, motion_kernel
+from ddc.operators.blur import SMALLEST_POWER, GaussianBlur, GaussianBlurs, KernelBlur, disc_kernel, motion_kernel
 from ddc.operators.colorize import Colorize
 from ddc.operators.fourier import MaskedFourier, cartesian_mask
 from ddc.operators.inpaint import Denoise, Inpaint, random_mask
@@ -84,6 +84,32 @@ def test_an_exact_measurement_of_any_linear_operator_is_put_back(name: str, trut
     mixed = A.keep_known(x, y, sigma)
     assert torch.allclose(mixed[:1], kept[:1], atol=1e-4) and torch.equal(mixed[1], x[1])
     assert torch.equal(A.keep_known(x, y, 0.1), x)
+
+
+@pytest.mark.parametrize("name", ["motion", "disc", "kernels"])
+@torch.no_grad()
+def test_more_iterations_follow_where_y_is_exact(name: str, truth: Tensor) -> None:
+    both = torch.cat([truth, truth.flip(-1)])[..., 32:96, 32:96]
+    x, y = guess_of(both), OTHERS[name](both)
+    fewer = KernelBlur(OTHERS[name].kernel)  # type: ignore[arg-type]
+    fewer.exact_iterations = 0
+    most, least = (error(A.keep_known(x, y, 0.0), both) for A in (OTHERS[name], fewer))
+    assert most < 0.85 * least < 0.85 * error(x, both)
+    # with a little noise that was not stated they stop in time
+    y = y + 1e-3 * torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    most, least = (error(A.keep_known(x, y, 0.0), both) for A in (OTHERS[name], fewer))
+    assert most < 1.1 * least < 1.1 * error(x, both)
+
+
+@torch.no_grad()
+def test_the_preconditioner_inverts_a_periodic_blur(truth: Tensor) -> None:
+    A = KernelBlur(motion_kernel(5, 30))
+    near_inverse = A.preconditioner((128, 128), truth)
+    assert near_inverse is not None
+    spectrum = torch.fft.rfft2(A.kernel, s=(128, 128)).abs() ** 2
+    back = torch.fft.irfft2(torch.fft.rfft2(near_inverse(truth)) * (spectrum + SMALLEST_POWER), s=(128, 128))
+    assert torch.allclose(back, truth, atol=1e-5)
+    assert KernelBlur(torch.ones(9, 9)).preconditioner((8, 8), truth) is None  # a kernel larger than the picture
 
 
 @pytest.mark.parametrize("name", ["motion", "disc", "mask after blur"])

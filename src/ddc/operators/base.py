@@ -22,6 +22,7 @@ NOISE_FLOOR = 1e-4  # of y, for Wiener's filter: the error of an exact measureme
 EXACT = 1e-6  # of y: the rounding of float32 and its transforms
 FAINT = 1e-4  # of y: where a photograph leaves less than this, errors of y show
 UNEXPLAINED = (0.2, 4e-3)  # what 50 conjugate gradients leave of noise in y, relative to their start, and in all
+STILL_UNEXPLAINED = (0.02, 7e-5)  # what `exact_iterations` more of them leave, likewise
 ROUNDING = 1 / 255  # of y: noise up to half a level of 8 bits, below which a pixel counts as known
 SIGNAL_STD = 0.25  # the spread of an image around a guess of it, in `project`
 BLOCK = 256  # rows of a block: small enough to skip the zeros of a large image, large enough for one matmul
@@ -131,6 +132,7 @@ class LinearOperator(Operator):
     """An operator with an adjoint. Its inverses use conjugate gradients unless a subclass knows better."""
 
     cg_iterations: int = 50
+    exact_iterations: int = 150  # further ones in `keep_known`, where y is exact
 
     @abstractmethod
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
@@ -177,26 +179,39 @@ class LinearOperator(Operator):
 
     def keep_known(self, x: Tensor, y: Tensor, sigma: Sigma) -> Tensor:
         """Returns x with what an exact y adds to it, by conjugate gradients on ‖A z − y‖² from z = x. The more of y they
-        leave unexplained, the less is added: then y has noise, which they would amplify. Training does without them,
-        because they would take as much time as the network."""
+        leave unexplained, the less is added: then y has noise, which they would amplify. More iterations follow where
+        they explain most of y. Training does without them, because they would take as much time as the network."""
         exact = torch.as_tensor(sigma, device=x.device) <= NOISE_FLOOR
         if torch.is_grad_enabled() or not bool(exact.any()):
             return x
         size, work = size_of(x), torch.promote_types(x.dtype, torch.float32)
         lacking = y.to(work) - self(x.to(work))
         b = self.adjoint(lacking, size)
-        change = conjugate_gradient(
-            lambda p: self.adjoint(self(p), size), b, torch.zeros_like(b), self.cg_iterations, tolerance=1e-5
-        )
+
+        def normal(p: Tensor) -> Tensor:
+            return self.adjoint(self(p), size)
+
+        change = conjugate_gradient(normal, b, torch.zeros_like(b), self.cg_iterations, tolerance=1e-5)
         observed = self.observed(y)
         weight = torch.ones_like(lacking) if observed is None else observed.to(work).expand_as(lacking)
-        count = weight.sum((1, 2, 3), keepdim=True).clamp(min=1)
-        before, after = (
-            (weight * part**2).sum((1, 2, 3), keepdim=True) / count for part in (lacking, lacking - self(change))
-        )
+
+        def power(r: Tensor) -> Tensor:
+            return (weight * r**2).sum((1, 2, 3), keepdim=True) / weight.sum((1, 2, 3), keepdim=True).clamp(min=1)
+
+        before = power(lacking)
         limit = (UNEXPLAINED[0] ** 2 * before).clamp(min=EXACT**2, max=UNEXPLAINED[1] ** 2)
-        trust = exact / (1 + (after / limit) ** 3)
+        trust = exact / (1 + (power(lacking - self(change)) / limit) ** 3)
+        if bool((trust > 0.5).any()):
+            more = conjugate_gradient(normal, b, change, self.exact_iterations, 1e-5, self.preconditioner(size, b))
+            limit = (STILL_UNEXPLAINED[0] ** 2 * before).clamp(min=EXACT**2, max=STILL_UNEXPLAINED[1] ** 2)
+            sure = (trust > 0.5) / (1 + (power(lacking - self(more)) / limit) ** 3)
+            return (x.to(work) + (1 - sure) * trust * change + sure * more).to(x.dtype)
         return (x.to(work) + trust * change).to(x.dtype)
+
+    def preconditioner(self, size: Size, x: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """Returns a map near (AᵀA)⁻¹ for images of this size, symmetric and positive, with which conjugate gradients
+        need fewer iterations; None if there is none."""
+        return None
 
 
 class SVDOperator(LinearOperator):
@@ -443,7 +458,12 @@ def remember(store: dict[Hashable, Any], key: Hashable, make: Callable[[], T], l
 
 
 def conjugate_gradient(
-    apply: Callable[[Tensor], Tensor], b: Tensor, x: Tensor, iterations: int, tolerance: float = 1e-6
+    apply: Callable[[Tensor], Tensor],
+    b: Tensor,
+    x: Tensor,
+    iterations: int,
+    tolerance: float = 1e-6,
+    precondition: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Solves apply(x) = b for a symmetric positive `apply` from the start x, each image by itself."""
 
@@ -453,17 +473,20 @@ def conjugate_gradient(
         # rows first: one sum over all would depend on the number of threads
         return (u * v).sum(-1).flatten(1).sum(1).view(-1, 1, 1, 1)
 
-    r = p = b - apply(x)
-    rr = dot(r, r)
-    target = tolerance**2 * torch.maximum(dot(b, b), rr)
+    near_inverse = precondition or (lambda r: r)
+    r = b - apply(x)
+    p = q = near_inverse(r)
+    rq = dot(r, q)
+    target = tolerance**2 * torch.maximum(dot(b, near_inverse(b)), rq)
     for _ in range(iterations):
         # on a GPU, the check would cost more than an iteration
-        if not x.is_cuda and bool((rr <= target).all()):
+        if not x.is_cuda and bool((rq <= target).all()):
             break
         ap = apply(p)
-        alpha = torch.where(rr > target, rr / dot(p, ap).clamp(min=1e-30), 0.0)
+        alpha = torch.where(rq > target, rq / dot(p, ap).clamp(min=1e-30), 0.0)
         x = x + alpha * p
         r = r - alpha * ap
-        rr, previous = dot(r, r), rr
-        p = r + torch.where(previous > 0, rr / previous.clamp(min=1e-30), 0.0) * p
+        q = near_inverse(r)
+        rq, previous = dot(r, q), rq
+        p = q + torch.where(previous > 0, rq / previous.clamp(min=1e-30), 0.0) * p
     return x

@@ -5,7 +5,7 @@ A photograph is not reflected: `ddc.operators.border` estimates what lies beyond
 
 import math
 import os
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,6 +17,8 @@ from torch.nn.functional import pad
 from ddc.errors import UserError
 from ddc.formats import open_image
 from ddc.operators.base import ROUNDING, LinearOperator, Operator, SeparableOperator, Size, SVDOperator, Taps
+
+SMALLEST_POWER = 0.01  # of a kernel's spectrum in its preconditioner: below, the border matters more than the kernel
 
 
 class _Unrounding(Operator):
@@ -157,6 +159,13 @@ class KernelBlur(_Unrounding, LinearOperator):
         padded = padded[..., : len(rows), : len(columns)]
         x = padded.new_zeros(*y.shape[:-1], len(columns)).index_add(-2, rows, padded)
         return padded.new_zeros(y.shape).index_add(-1, columns, x).to(y.dtype)
+
+    def preconditioner(self, size: Size, x: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """Returns (AᵀA + εI)⁻¹ of a picture that goes on periodically, which differs at the border only."""
+        if any(taps > length for taps, length in zip(self.kernel.shape[-2:], size, strict=True)):
+            return None
+        power = torch.fft.rfft2(self.kernel.clone().to(x), s=size).abs() ** 2
+        return lambda r: torch.fft.irfft2(torch.fft.rfft2(r) / (power + SMALLEST_POWER), s=size)
 
     def _plan(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Size]:
         """Returns what a convolution of x needs: the rows and columns of the reflected image, the spectrum of the
