@@ -24,10 +24,14 @@ from ddc.cli import main
 from ddc.errors import UserError
 from ddc.images import Picture
 from ddc.pipeline import RestorationPipeline
+from ddc.web.api import Api, _options
+from ddc.web.folders import Store
 from ddc.web.limits import Limits
 from ddc.web.receiving import Refusal
 from ddc.web.server import listen, serve
 from ddc.web.service import Service
+from ddc.web.uploads import Upload
+from tiny import tiny_posterior
 
 CLEAN = data.astronaut()[20:60, 180:228]
 
@@ -114,6 +118,25 @@ def test_formats_tasks_and_notes(server: Any) -> None:
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(answer.content))), drawing)
     assert "draußen.png is left as it is" in json.loads(answer.headers["x-ddc-notes"])[0]
     assert json.loads(answer.headers["x-ddc-found"]) == ["Nothing is wrong with it."]
+
+
+def test_realism_is_for_the_posterior_network(tmp_path: Path) -> None:
+    tiny_posterior().save_pretrained(tmp_path / "posterior")
+    upload = Upload(tmp_path / "a.png", "a.png")
+    upload.path.write_bytes(encoded())
+    work = Service(RestorationPipeline.from_pretrained(tmp_path), Limits(), Store(tmp_path / "files"))
+    api, pictures, evaluations = Api(work), [], []
+    for wrong in (b"2", b"-1", b"nan", b"much"):
+        with pytest.raises(Refusal, match="a number from 0 to 1"):
+            api._given(b"task=sr2&realism=" + wrong)
+    with pytest.raises(Refusal, match="ddnm has no realism"):
+        api._given(b"task=sr2&solver=ddnm&realism=1")
+    for realism in (b"0", b"1"):
+        options = _options(api._given(b"task=sr2&realism=" + realism))
+        result = work.restore_file(upload, "sr2", options, tmp_path / "out.png", 95, None)
+        pictures.append(result.picture.pixels)
+        evaluations.append(result.evaluations)
+    assert not np.array_equal(*pictures) and evaluations[0] == 1 < evaluations[1]
 
 
 def test_a_mask_says_what_is_missing(server: Any) -> None:

@@ -32,7 +32,7 @@ def usage() -> str:
     lines = "\n".join(f"  {name:<10} {summary}" for name, (_, summary) in available().items())
     return f"""usage: ddc COMMAND …
 
-Deep Data Consistency: restore images in five diffusion steps.
+Deep Data Consistency: restore images with diffusion models in a few steps.
 
 {lines}
 

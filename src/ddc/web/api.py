@@ -24,6 +24,7 @@ from ddc.formats import FORMATS, open_image
 from ddc.jobs import Options
 from ddc.jobs import Request as Order
 from ddc.pipeline import RestorationResult
+from ddc.solvers.posterior import Posterior
 from ddc.web.controls import LARGEST_SEED
 from ddc.web.receiving import Receive, Receiver, Refusal, Send, file_name, write_upload
 from ddc.web.service import Service, Stopped
@@ -32,6 +33,7 @@ from ddc.web.uploads import Upload
 logger = logging.getLogger("ddc")
 
 RESTORE = "/api/restore"
+NUMBER = r"[0-9]*\.?[0-9]+"
 TYPES = {
     "PNG": "image/png",
     "JPEG": "image/jpeg",
@@ -257,11 +259,13 @@ def _parameters(work: Service) -> dict[str, dict[str, Any]]:
 
     names, most = work.solver_names(), work.limits.samples
     usual = None if work.pipe.solver in names else names[0]  # without one, the plan of auto may choose
+    realism = one("number", None, "From the least error, 0, to a sample, 1; for posterior", minimum=0, maximum=1)
     return {
         "task": one("string", "auto", "What to undo, as in sr4, deblur, jpeg or denoise; auto finds out", maxLength=60),
         "sigma": one("string", None, "The noise, for pixels in [0, 1], as in 0.05, or auto", maxLength=20),
         "solver": one("string", usual, f"The algorithm: {', '.join(names)}; by default the model's", enum=names),
         "steps": one("integer", None, "Sampling steps; by default those of the solver", minimum=1, maximum=1000),
+        **({"realism": realism} if Posterior.name in names else {}),
         "seed": one("integer", 0, "Random seed", minimum=-LARGEST_SEED, maximum=LARGEST_SEED),
         "samples": one("integer", 1, f"Restorations, 1 to {most}; the answer is their mean", minimum=1, maximum=most),
         "format": one("string", "same", f"Format of the answer: same or {', '.join(ENDINGS)}", enum=["same", *ENDINGS]),
@@ -276,6 +280,11 @@ def _value(name: str, text: str, schema: dict[str, Any]) -> Any:
         if not re.fullmatch(r"-?[0-9]{1,10}", text) or not low <= int(text) <= high:
             raise Refusal(400, f"{name} is {text[:40]!r}; expected a whole number from {low} to {high}")
         return int(text)
+    if schema["type"] == "number":
+        low, high = schema["minimum"], schema["maximum"]
+        if not re.fullmatch(NUMBER, text) or not low <= float(text) <= high:
+            raise Refusal(400, f"{name} is {text[:40]!r}; expected a number from {low} to {high}")
+        return float(text)
     allowed = schema.get("enum")
     if (allowed and text not in allowed) or len(text) > schema.get("maxLength", 60) or not text.isprintable():
         raise Refusal(400, f"{name} is {text[:40]!r}; expected {' or '.join(allowed) if allowed else 'a short text'}")
@@ -285,10 +294,13 @@ def _value(name: str, text: str, schema: dict[str, Any]) -> Any:
 def _options(given: dict[str, Any]) -> Options:
     sigma = given["sigma"]
     if sigma not in (None, "auto"):
-        if not re.fullmatch(r"[0-9]*\.?[0-9]+", sigma):
+        if not re.fullmatch(NUMBER, sigma):
             raise Refusal(400, f"sigma is {sigma!r}; expected a number such as 0.05, or auto")
         sigma = float(sigma)
-    return {"sigma": sigma, **{name: given[name] for name in ("solver", "steps", "seed", "samples")}}  # type: ignore[typeddict-item]
+    options = {name: given[name] for name in ("solver", "steps", "realism", "seed", "samples") if name in given}
+    if options.get("realism") is not None and options["solver"] is None:
+        options["solver"] = Posterior.name  # no other has it
+    return {"sigma": sigma, **options}  # type: ignore[typeddict-item]
 
 
 def _figures(result: RestorationResult, upload: Upload) -> dict[str, str]:
