@@ -178,11 +178,11 @@ def _shake(
     """Returns the kernel of a shaken picture, if it has one."""
     if min(luma.shape) < SMALLEST_SHAKEN or sigma > NOISIEST_SHAKEN:
         return None
-    sigma = with_jpeg_noise(picture, sigma)
-    kernel, spectrum = estimate_kernel(luma), direction_spectrum(luma, sigma)
+    kernel, spectrum = estimate_kernel(luma), direction_spectrum(luma, with_jpeg_noise(picture, sigma))
     in_jpeg = quality is not None and quality < COARSE_JPEG
     if spread_of(kernel) < SHAKEN or not explains(spectrum, kernel, blur, in_jpeg):
         return None
+    # a shaken picture has so little detail that JPEG adds little noise; a sharp one contradicts the kernel
     return kernel if is_possible(picture, KernelBlur(kernel), sigma) else None
 
 

@@ -25,12 +25,12 @@ EDGES, EDGES_DECAY, LEAST_EDGES = 8e-3, 1.05, 1e-4  # weight λ of the number of
 PENALTY_GROWTH = 1.5  # in the search for the edges; if it grows faster, edges stay where they were first found
 RIDGE = 0.1  # weight of the kernel's square, beside that of the edges
 FAINT, SMALL_PART = 0.02, 0.02  # of the largest tap, and of the sum: what is less is noise
-ERRORS = 0.01  # share of the power that an estimated kernel leaves at any frequency: its zeros are not where the true ones are
+ERRORS = (0.003, 0.01)  # shares of the power that an estimated kernel may leave at any frequency: its zeros are misplaced
 EVEN_BLURS = (*each(width=np.arange(0.3, 4, 0.3)), *each(np.arange(1.5, 6, 0.5)))  # the same in all directions
 MOST_BY_EVEN = (
     0.45  # of what a blur changes, that these explain of a shaken picture; of one out of focus they explain more
 )
-LEAST_BY_SHAKE, LEAST_AHEAD = 0.2, 0.08  # of the same, that a kernel must explain, and more than other blurs do
+LEAST_BY_SHAKE, LEAST_AHEAD = 0.2, 0.05  # of the same, that a kernel must explain, and more than other blurs do
 LEAST_SHARE = (
     0.35  # of what another blur leaves unexplained, that a kernel must explain of a picture that may be out of focus
 )
@@ -59,7 +59,7 @@ def explains(spectrum: Spectrum, kernel: Tensor, blur: BlurEstimate | None, in_j
         share = LEAST_SHARE_IN_JPEG if in_jpeg else LEAST_SHARE
         needed = max(share * (other - least), LEAST_SHARE_OF_BLUR * (sharp - least))
         return other - spectrum.cost(passed, 2) >= needed
-    cost = spectrum.cost(passed + ERRORS, 2)
+    cost = min(spectrum.cost(passed + errors, 2) for errors in ERRORS)
     explained, ahead = sharp - cost, min(other, even) - cost
     return explained >= LEAST_BY_SHAKE * (sharp - least) and ahead >= LEAST_AHEAD * (sharp - least)
 
