@@ -25,8 +25,14 @@ EDGES, EDGES_DECAY, LEAST_EDGES = 8e-3, 1.05, 1e-4  # weight λ of the number of
 PENALTY_GROWTH = 1.5  # in the search for the edges; if it grows faster, edges stay where they were first found
 RIDGE = 0.1  # weight of the kernel's square, beside that of the edges
 FAINT, SMALL_PART = 0.02, 0.02  # of the largest tap, and of the sum: what is less is noise
-ERRORS = (0.003, 0.01)  # shares of the power that an estimated kernel may leave at any frequency: its zeros are misplaced
-EVEN_BLURS = (*each(width=np.arange(0.3, 4, 0.3)), *each(np.arange(1.5, 6, 0.5)))  # the same in all directions
+ERRORS = (
+    0.003,
+    0.01,
+)  # shares of the power that an estimated kernel may leave at any frequency: its zeros are misplaced
+WIDTHS, RADII = (
+    np.arange(0.3, 4, 0.3),
+    np.arange(1.5, 6, 0.5),
+)  # pixels of blurs that are even: the same in all directions
 MOST_BY_EVEN = (
     0.45  # of what a blur changes, that these explain of a shaken picture; of one out of focus they explain more
 )
@@ -52,7 +58,7 @@ def explains(spectrum: Spectrum, kernel: Tensor, blur: BlurEstimate | None, in_j
     """
     passed = passed_by(kernel, spectrum.rings, spectrum.sectors)
     sharp, _ = spectrum.best([BlurEstimate()], 2)
-    even, _ = spectrum.best(EVEN_BLURS, 2)
+    even, _ = spectrum.best([*each(width=WIDTHS), *each(RADII)], 2)
     other, _ = spectrum.best([BlurEstimate(), blur or BlurEstimate()], 2)
     least = spectrum.least_cost()
     if in_jpeg or sharp - even > MOST_BY_EVEN * (sharp - least):
