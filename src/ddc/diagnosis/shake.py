@@ -37,9 +37,8 @@ MOST_BY_EVEN = (
     0.45  # of what a blur changes, that these explain of a shaken picture; of one out of focus they explain more
 )
 LEAST_BY_SHAKE, LEAST_AHEAD = 0.2, 0.05  # of the same, that a kernel must explain, and more than other blurs do
-LEAST_SHARE = (
-    0.35  # of what another blur leaves unexplained, that a kernel must explain of a picture that may be out of focus
-)
+SMALL = 2.5  # pixels of a kernel's spread; less is also what texture of a sharp picture looks like
+LEAST_SHARE = 0.35  # of what another blur leaves unexplained, that a kernel must explain if it is small or the picture may be out of focus
 LEAST_SHARE_IN_JPEG = 0.6  # the same beneath coarse JPEG, where noise and softness of a camera look like a shake
 LEAST_SHARE_OF_BLUR = 0.1  # of all that a blur changes: a Gaussian leaves at most 0.06 to a kernel of free shape
 
@@ -61,7 +60,7 @@ def explains(spectrum: Spectrum, kernel: Tensor, blur: BlurEstimate | None, in_j
     even, _ = spectrum.best([*each(width=WIDTHS), *each(RADII)], 2)
     other, _ = spectrum.best([BlurEstimate(), blur or BlurEstimate()], 2)
     least = spectrum.least_cost()
-    if in_jpeg or sharp - even > MOST_BY_EVEN * (sharp - least):
+    if in_jpeg or spread_of(kernel) < SMALL or sharp - even > MOST_BY_EVEN * (sharp - least):
         share = LEAST_SHARE_IN_JPEG if in_jpeg else LEAST_SHARE
         needed = max(share * (other - least), LEAST_SHARE_OF_BLUR * (sharp - least))
         return other - spectrum.cost(passed, 2) >= needed
