@@ -12,14 +12,14 @@ import torch
 from scipy.ndimage import gaussian_filter
 from skimage import data
 
-from ddc.diagnosis import findings
+from ddc.diagnosis import findings, shake
 from ddc.diagnosis.blocks import FirstSaving, detect_blocks
 from ddc.diagnosis.content import belongs_to_picture, find_fading, find_marks, is_drawing, with_fixed_colours
 from ddc.diagnosis.enlargement import Enlargement, detect_enlargement
 from ddc.diagnosis.findings import Findings, examine
 from ddc.diagnosis.grain import Bands, Noise, measure_noise
 from ddc.diagnosis.planes import Plane, luma_chroma
-from ddc.diagnosis.shake import estimate_kernel, spread_of
+from ddc.diagnosis.shake import estimate_kernel, explains, spread_of
 from ddc.diagnosis.treatment import (
     NOTHING,
     Conditions,
@@ -31,9 +31,9 @@ from ddc.diagnosis.treatment import (
     treatment,
     with_marks_filled,
 )
-from ddc.estimates import BlurEstimate, blur_before_jpeg, estimate_blur, with_jpeg_noise
+from ddc.estimates import BlurEstimate, Spectrum, blur_before_jpeg, direction_spectrum, estimate_blur, with_jpeg_noise
 from ddc.images import Picture
-from ddc.operators.blur import KernelBlur, motion_kernel
+from ddc.operators.blur import KernelBlur, gaussian_kernel, motion_kernel
 from ddc.operators.inpaint import Inpaint
 from ddc.problems import Problem, make_problem
 
@@ -381,11 +381,31 @@ def test_a_shaken_picture_shows_its_kernel(monkeypatch: pytest.MonkeyPatch) -> N
     assert spread_of(kernel) == pytest.approx(spread_of(found), rel=0.3)
     assert spread_of(motion_kernel(12, 0)) == pytest.approx(12 / 12**0.5, rel=0.1)
     monkeypatch.setattr(findings, "estimate_kernel", lambda luma: kernel)
-    monkeypatch.setattr(findings, "LEAST_SHARE_IN_JPEG", 1.0)  # nothing explains as much
+    monkeypatch.setattr(shake, "LEAST_SHARE_IN_JPEG", 1.0)  # nothing explains as much
     grey = blurred[16:-16, 16:-16]
     picture = Picture(np.rint(255 * grey.clip(0, 1))[..., None].repeat(3, 2).astype(np.uint8))
     accepted = [findings._shake(picture, grey, 0.002, quality, None) is not None for quality in (None, 95, 75)]
     assert accepted == [True, True, False]
+
+
+def test_a_rough_kernel_explains_a_shake_but_nothing_else() -> None:
+    clean = torch.from_numpy(unit(data.astronaut()[:256, 100:356]).mean(2)).float()
+    noise = np.random.default_rng(0).normal(0, 0.01 / 3**0.5, (256, 256))
+    path = torch.zeros(15, 15)
+    path[3:10, 4], path[9, 4:12] = 1.0, 0.7
+    line, even = motion_kernel(15, 30), gaussian_kernel(2, 2)
+    rough = torch.rand(15, 15, generator=torch.Generator().manual_seed(0)) * (path > 0)
+
+    def spectrum(kernel: torch.Tensor) -> Spectrum:
+        blurred = KernelBlur(kernel / kernel.sum())(clean[None, None])[0, 0].numpy()
+        return direction_spectrum((blurred + noise)[16:-16, 16:-16], 0.01)
+
+    assert explains(spectrum(path), rough / rough.sum(), None, False)
+    assert not explains(spectrum(path), rough / rough.sum(), None, True)  # beneath coarse JPEG it must explain more
+    assert not explains(spectrum(torch.ones(1, 1)), rough / rough.sum(), None, False)
+    assert not explains(spectrum(even), even, BlurEstimate(width=2), False)
+    assert explains(spectrum(line), line, None, False)
+    assert not explains(spectrum(line), line, BlurEstimate(length=15, angle=30), False)  # its shape is known
 
 
 @pytest.mark.parametrize("width", [2, 3])

@@ -91,11 +91,11 @@ def without_enlargement(pixels: Levels, factor: float) -> Levels:
     return np.asarray(PIL.Image.fromarray(pixels).resize((width, height), PIL.Image.Resampling.BOX))
 
 
-def is_soft(luma: Plane) -> bool:
-    """Returns whether a plane may be blurred: its power falls faster somewhere than a sharp photograph's."""
+def is_soft(luma: Plane, least: float = SOFT_DROP) -> bool:
+    """Returns whether a plane may be blurred: its power falls faster somewhere, in dB, than a sharp photograph's."""
     size = min(*luma.shape, SIDE) // 2 * 2
     return size >= 48 and bool(
-        spectral_drops(luma[:size, :size], np.arange(1.4, LARGEST, 0.1, dtype=np.float32)).max() > SOFT_DROP
+        spectral_drops(luma[:size, :size], np.arange(1.4, LARGEST, 0.1, dtype=np.float32)).max() > least
     )
 
 

@@ -11,7 +11,7 @@ from ddc.diagnosis.content import Fading, Mask, belongs_to_picture, find_fading,
 from ddc.diagnosis.enlargement import SURE, Enlargement, detect_enlargement, is_soft, without_enlargement
 from ddc.diagnosis.grain import Noise, measure_noise
 from ddc.diagnosis.planes import Plane, luma_chroma, middle
-from ddc.diagnosis.shake import cost_of, estimate_kernel, spread_of
+from ddc.diagnosis.shake import estimate_kernel, explains, spread_of
 from ddc.errors import UserError
 from ddc.estimates import (
     BLURRED,
@@ -33,9 +33,7 @@ from ddc.operators.blur import KernelBlur
 SIDE = 1024  # pixels of the part that is examined
 SAVED = 512  # pixels of the part in which the first saving is searched
 SMALLEST_SHAKEN, NOISIEST_SHAKEN = 128, 0.04  # pixels and σ, beyond which no kernel is searched
-LEAST_SHARE_OF_SHAKE = 0.35  # of what another blur leaves unexplained, that a kernel must explain
-LEAST_SHARE_IN_JPEG = 0.6  # the same beneath coarse JPEG, where noise and softness of a camera look like a shake
-LEAST_SHARE_OF_BLUR = 0.1  # of all that a blur changes: a Gaussian leaves at most 0.06 to a kernel of free shape
+SHAKEN_DROP = 9.0  # dB by which the power of a shaken picture falls somewhere
 SHAKEN = 2.0  # pixels of a kernel's spread; less may be texture
 BLURRED_IN_JPEG = 1.5  # pixels of a blur that is worth undoing beneath JPEG: cameras' pictures are as soft at full size
 LARGE_HOLE = 100  # pixels across, from which on the filling is invention
@@ -140,7 +138,8 @@ def examine(picture: Picture) -> Findings:
     sigma = noise_of(level, settings, 1 if picture.grey else 3)
     soft = enlargement is None and is_soft(luma)
     blur = _blur(picture, sigma, quality) if soft and not coarse else None  # coarse blocks hide detail as a blur does
-    kernel = _shake(picture, luma, max(sigma, noise.white), quality, blur) if soft and not coarse else None
+    may_be_shaken = not coarse and enlargement is None and is_soft(luma, SHAKEN_DROP)
+    kernel = _shake(picture, luma, max(sigma, noise.white), quality, blur) if may_be_shaken else None
     return Findings(
         blur,
         kernel,
@@ -176,18 +175,14 @@ def _blur(picture: Picture, sigma: float, quality: int | None) -> BlurEstimate |
 def _shake(
     picture: Picture, luma: Plane, sigma: float, quality: int | None, blur: BlurEstimate | None
 ) -> Tensor | None:
-    """Returns the kernel of a shaken picture, if it explains the spectrum better than a blur of a known shape."""
+    """Returns the kernel of a shaken picture, if it has one."""
     if min(luma.shape) < SMALLEST_SHAKEN or sigma > NOISIEST_SHAKEN:
         return None
-    sigma = with_jpeg_noise(picture, sigma)
-    kernel, spectrum = estimate_kernel(luma), direction_spectrum(luma, sigma)
-    sharp, _ = spectrum.best([BlurEstimate()], 2)
-    other, _ = spectrum.best([BlurEstimate(), blur or BlurEstimate()], 2)
-    least = spectrum.least_cost()
-    share = LEAST_SHARE_IN_JPEG if quality is not None and quality < COARSE_JPEG else LEAST_SHARE_OF_SHAKE
-    needed = max(share * (other - least), LEAST_SHARE_OF_BLUR * (sharp - least))
-    if other - cost_of(spectrum, kernel) < needed or spread_of(kernel) < SHAKEN:
+    kernel, spectrum = estimate_kernel(luma), direction_spectrum(luma, with_jpeg_noise(picture, sigma))
+    in_jpeg = quality is not None and quality < COARSE_JPEG
+    if spread_of(kernel) < SHAKEN or not explains(spectrum, kernel, blur, in_jpeg):
         return None
+    # a shaken picture has so little detail that JPEG adds little noise; a sharp one contradicts the kernel
     return kernel if is_possible(picture, KernelBlur(kernel), sigma) else None
 
 

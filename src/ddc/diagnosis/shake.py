@@ -3,7 +3,7 @@
 From coarse to fine, it alternates between a picture of few, sharp edges that the kernel explains (L0 gradients: Xu et al.
 2013, Pan et al. 2014) and the kernel that explains the gradients of the photograph from these edges: least squares over
 kernels that are nowhere negative and sum to 1. A kernel is known up to a shift; its centre of mass is put in the middle.
-Whether it is right can be told from the spectrum of the photograph (`cost_of`).
+Whether the photograph was shaken can be told from its spectrum (`explains`).
 """
 
 import math
@@ -15,7 +15,7 @@ from torch.fft import irfft2, rfft2
 from torch.nn.functional import interpolate, pad
 
 from ddc.diagnosis.planes import Plane
-from ddc.estimates import Spectrum, passed_by
+from ddc.estimates import BlurEstimate, Spectrum, each, passed_by
 
 SIDE = 288  # pixels of the part that is used
 TAPS = 35  # along a side of the kernel
@@ -25,6 +25,22 @@ EDGES, EDGES_DECAY, LEAST_EDGES = 4e-3, 1.05, 1e-4  # weight λ of the number of
 PENALTY_GROWTH = 1.5  # in the search for the edges; if it grows faster, edges stay where they were first found
 RIDGE = 0.1  # weight of the kernel's square, beside that of the edges
 FAINT, SMALL_PART = 0.02, 0.02  # of the largest tap, and of the sum: what is less is noise
+ERRORS = (
+    0.003,
+    0.01,
+)  # shares of the power that an estimated kernel may leave at any frequency: its zeros are misplaced
+WIDTHS, RADII = (
+    np.arange(0.3, 4, 0.3),
+    np.arange(1.5, 6, 0.5),
+)  # pixels of blurs that are even: the same in all directions
+MOST_BY_EVEN = (
+    0.45  # of what a blur changes, that these explain of a shaken picture; of one out of focus they explain more
+)
+LEAST_BY_SHAKE, LEAST_AHEAD = 0.2, 0.05  # of the same, that a kernel must explain, and more than other blurs do
+SMALL = 2.5  # pixels of a kernel's spread; less is also what texture of a sharp picture looks like
+LEAST_SHARE = 0.35  # of what another blur leaves unexplained, that a kernel must explain if it is small or the picture may be out of focus
+LEAST_SHARE_IN_JPEG = 0.6  # the same beneath coarse JPEG, where noise and softness of a camera look like a shake
+LEAST_SHARE_OF_BLUR = 0.1  # of all that a blur changes: a Gaussian leaves at most 0.06 to a kernel of free shape
 
 
 def estimate_kernel(luma: Plane) -> Tensor:
@@ -33,9 +49,24 @@ def estimate_kernel(luma: Plane) -> Tensor:
     return _kernel(torch.from_numpy(np.ascontiguousarray(luma[rows, columns], np.float32)), TAPS)
 
 
-def cost_of(spectrum: Spectrum, kernel: Tensor) -> float:
-    """Returns how improbable the spectrum of a photograph is under a kernel."""
-    return spectrum.cost(passed_by(kernel, spectrum.rings, spectrum.sectors), 2)
+def explains(spectrum: Spectrum, kernel: Tensor, blur: BlurEstimate | None, in_jpeg: bool) -> bool:
+    """Returns whether a kernel explains the spectrum of a photograph, and better than blurs of a known shape do.
+
+    blur: the best one of a known shape
+    in_jpeg: whether the photograph was coarsely compressed
+    """
+    passed = passed_by(kernel, spectrum.rings, spectrum.sectors)
+    sharp, _ = spectrum.best([BlurEstimate()], 2)
+    even, _ = spectrum.best([*each(width=WIDTHS), *each(RADII)], 2)
+    other, _ = spectrum.best([BlurEstimate(), blur or BlurEstimate()], 2)
+    least = spectrum.least_cost()
+    if in_jpeg or spread_of(kernel) < SMALL or sharp - even > MOST_BY_EVEN * (sharp - least):
+        share = LEAST_SHARE_IN_JPEG if in_jpeg else LEAST_SHARE
+        needed = max(share * (other - least), LEAST_SHARE_OF_BLUR * (sharp - least))
+        return other - spectrum.cost(passed, 2) >= needed
+    cost = min(spectrum.cost(passed + errors, 2) for errors in ERRORS)
+    explained, ahead = sharp - cost, min(other, even) - cost
+    return explained >= LEAST_BY_SHAKE * (sharp - least) and ahead >= LEAST_AHEAD * (sharp - least)
 
 
 def spread_of(kernel: Tensor) -> float:
