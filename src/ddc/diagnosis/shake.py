@@ -25,20 +25,16 @@ EDGES, EDGES_DECAY, LEAST_EDGES = 4e-3, 1.05, 1e-4  # weight λ of the number of
 PENALTY_GROWTH = 1.5  # in the search for the edges; if it grows faster, edges stay where they were first found
 RIDGE = 0.1  # weight of the kernel's square, beside that of the edges
 FAINT, SMALL_PART = 0.02, 0.02  # of the largest tap, and of the sum: what is less is noise
-ERRORS = (
-    0.003,
-    0.01,
-)  # shares of the power that an estimated kernel may leave at any frequency: its zeros are misplaced
-WIDTHS, RADII = (
-    np.arange(0.3, 4, 0.3),
-    np.arange(1.5, 6, 0.5),
-)  # pixels of blurs that are even: the same in all directions
-MOST_BY_EVEN = (
-    0.45  # of what a blur changes, that these explain of a shaken picture; of one out of focus they explain more
-)
-LEAST_BY_SHAKE, LEAST_AHEAD = 0.2, 0.05  # of the same, that a kernel must explain, and more than other blurs do
+# shares of the power that an estimated kernel may leave at any frequency: its zeros are misplaced
+ERRORS = (0.003, 0.01)
+# pixels of even blurs, which are the same in all directions
+WIDTHS, RADII = np.arange(0.3, 4, 0.3), np.arange(1.5, 6, 0.5)
+# the following are shares of what a blur changes: the most that even blurs explain of a shaken picture (they explain more of
+# one out of focus), the least that a kernel must explain, and the least by which it must be ahead of other blurs
+MOST_BY_EVEN, LEAST_BY_SHAKE, LEAST_AHEAD = 0.45, 0.2, 0.05
 SMALL = 2.5  # pixels of a kernel's spread; less is also what texture of a sharp picture looks like
-LEAST_SHARE = 0.35  # of what another blur leaves unexplained, that a kernel must explain if it is small or the picture may be out of focus
+# of what another blur leaves unexplained, that a kernel must explain if it is small or the picture may be out of focus
+LEAST_SHARE = 0.35
 LEAST_SHARE_IN_JPEG = 0.6  # the same beneath coarse JPEG, where noise and softness of a camera look like a shake
 LEAST_SHARE_OF_BLUR = 0.1  # of all that a blur changes: a Gaussian leaves at most 0.06 to a kernel of free shape
 
