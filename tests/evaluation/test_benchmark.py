@@ -20,18 +20,17 @@ from skimage import data
 from ddc.cli.evaluate import Evaluate
 from ddc.errors import UserError
 from ddc.evaluation.benchmark import (
-    CleanImage,
     EvaluationOptions,
     Measured,
     Measuring,
     Models,
     cap_evaluations,
     evaluate,
-    load_images,
     make_cases,
     parse_models,
 )
 from ddc.evaluation.experiments import bundled_images
+from ddc.evaluation.pictures import CleanImage, load_images
 from ddc.evaluation.results import COLUMNS, paired_differences, read_results, write_results
 from ddc.evaluation.run import KEY, WORST, RunFolder, evenly, picture_paths, read_rows, solver_label
 from ddc.perceptual import vgg16_weights

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import ddc.perceptual as perceptual
 from ddc.errors import UserError
-from ddc.evaluation.results import frechet_distance, frechet_of_moments
+from ddc.evaluation.results import frechet_distance
 from ddc.inception import Conv, Inception
 from ddc.noise import Noise
 from ddc.perceptual import (
@@ -134,8 +134,9 @@ def test_frechet_distance_equals_closed_forms() -> None:
     # commuting covariances: Σ (√λ_a − √λ_b)²
     basis = np.linalg.qr(rng.normal(size=(6, 6)))[0]
     la, lb = rng.uniform(0.1, 2, 6), rng.uniform(0.1, 2, 6)
-    got = frechet_of_moments(mean, basis * la @ basis.T, mean, basis * lb @ basis.T)
-    assert got == pytest.approx(((np.sqrt(la) - np.sqrt(lb)) ** 2).sum(), rel=1e-9)
+    white = (a - mean) @ np.linalg.inv(np.linalg.cholesky(cov)).T  # of covariance 1 and mean 0
+    x, y = (white @ (basis * np.sqrt(values) @ basis.T) for values in (la, lb))
+    assert frechet_distance(x, y) == pytest.approx(((np.sqrt(la) - np.sqrt(lb)) ** 2).sum(), rel=1e-9)
 
 
 def test_frechet_distance_with_fewer_pictures_than_features() -> None:

@@ -34,11 +34,11 @@ def test_the_page_has_the_right_numbers(tmp_path: Path) -> None:
     path = write_report(tmp_path)
     markdown, html = (tmp_path / "report.md").read_text(), path.read_text()
     rows = table_rows(markdown, "sr4, σ = 0.05")
-    assert rows["method"][:3] == ["steps", "n", "PSNR ↑"] and "FID ↓" in rows["method"]
+    assert rows["method"][:3] == ["steps", "n", "PSNR ↑"] and "FID to the truth ↓" in rows["method"]
     assert rows["ddc"][:3] == ["5", "5", "**32.00 ± 1.96**"]
     assert rows["ddnm"][:3] == ["100", "5", "<u>30.90 ± 1.98</u>"]
     assert rows["pinv"][:3] == ["1", "5", "22.00 ± 1.96"]
-    fid = rows["method"].index("FID ↓")
+    fid = rows["method"].index("FID to the truth ↓")
     assert [rows[name][fid] for name in ("ddc", "ddnm", "pinv")] == ["**0.0**", "<u>3.0</u>", "12.0"]
     differences = [line for line in markdown.splitlines() if line.startswith("| sr4, σ = 0.05 | ddnm")]
     assert "-1.100 ± 0.680" in differences[0] and "+0.040" in differences[0]

@@ -6,11 +6,13 @@ import statistics
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from run_folder import IMAGES, PROTOCOL, VALUES, make_row, write_run
+from run_folder import IMAGES, PROTOCOL, VALUES, feature, make_row, write_run
 
 from ddc.errors import UserError
+from ddc.evaluation.reference import FILE
 from ddc.evaluation.results import batch_sizes, half_width, method_name, paired_differences, read_results, write_results
 from ddc.evaluation.run import Gallery, RunFolder, key_of, picture_paths, read_rows
 
@@ -29,10 +31,35 @@ def test_the_summary_of_known_rows(tmp_path: Path) -> None:
     assert summary["ddc"]["seconds"] == pytest.approx(1.5)  # the median of 0.5, 1, 1.5, 2, 2.5
     assert (summary["ddnm"]["nfe"], summary["ddnm"]["steps"]) == (100, 100)
     # sets that differ by a shift of every feature: the squared length of the shift
-    assert summary["ddc"]["fid"] == pytest.approx(0, abs=1e-6)
-    assert summary["ddnm"]["fid"] == pytest.approx(3, abs=1e-6)
-    assert summary["pinv"]["fid"] == pytest.approx(12, abs=1e-6)
+    assert summary["ddc"]["fid_truth"] == pytest.approx(0, abs=1e-6)
+    assert summary["ddnm"]["fid_truth"] == pytest.approx(3, abs=1e-6)
+    assert summary["pinv"]["fid_truth"] == pytest.approx(12, abs=1e-6)
     assert summary["ddc"]["fd_vgg16"] is None and summary["ddc"]["lpips_vgg"] is None
+
+
+def test_fid_against_other_photographs(tmp_path: Path) -> None:
+    """Against the reference in the run's folder: the truth shifted by 2, so that `pinv`, which is shifted by 2 too, has 0."""
+    write_run(tmp_path)
+    features = np.stack([feature(i) + 2 for i in range(5)]).astype(np.float16)
+    np.savez(tmp_path / FILE, features=features)
+    summary = {row["solver"]: row for row in read_results(tmp_path).summary}
+    assert [summary[name]["fid"] for name in ("ddc", "ddnm", "pinv")] == pytest.approx([12, 3, 0], abs=1e-6)
+    assert summary["pinv"]["fid_truth"] == pytest.approx(12, abs=1e-6)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"not an archive"])
+def test_a_damaged_reference_is_named(tmp_path: Path, content: bytes) -> None:
+    write_run(tmp_path)
+    (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(UserError, match=f"{FILE} is damaged; delete it"):
+        read_results(tmp_path)
+
+
+def test_a_reference_that_is_no_table_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    np.savez(tmp_path / FILE, features=np.array([np.nan, 1.0]))
+    with pytest.raises(UserError, match="is damaged"):
+        read_results(tmp_path)
 
 
 def test_paired_differences_of_known_rows(tmp_path: Path) -> None:

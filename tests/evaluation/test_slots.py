@@ -25,9 +25,9 @@ from ddc.evaluation.benchmark import (
     Measuring,
     Models,
     evaluate,
-    load_images,
     make_cases,
 )
+from ddc.evaluation.pictures import load_images
 from ddc.evaluation.results import in_order
 from ddc.evaluation.run import KEY, Timer, progress, read_rows
 from ddc.pipeline import RestorationPipeline

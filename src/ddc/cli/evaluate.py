@@ -52,7 +52,9 @@ class MeasuringOptions:
     vgg16: Annotated[Path | None, FILE] = None
     """VGG16's weights for LPIPS-VGG16 and FD-VGG16, vgg16.safetensors. Default: from the cache, or downloaded."""
     fid: bool = False
-    """Measure FID. The Inception weights are downloaded once (87 MB)."""
+    """Measure FID, to the true pictures. The Inception weights are downloaded once (87 MB)."""
+    fid_reference: Annotated[Path | None, FILE] = None
+    """A folder or archive of other photographs: FID is also measured against these, as papers do."""
     faces: bool = False
     """Measure whether faces stay the same person: the distance of their embeddings (identity). It needs the extra `faces`;
     dlib's networks are downloaded once (100 MB)."""
@@ -106,6 +108,7 @@ class MeasuringOptions:
             keep=self.keep,
             fid=self.fid,
             inception=self.fid_inception,
+            reference=self.fid_reference,
             slow_limit=self.slow_limit,
             deadline=None if self.minutes is None else started + 60 * self.minutes,
             compile=self.compile,
@@ -146,7 +149,8 @@ class Evaluate(RayOptions, MeasuringOptions):
 
     def _measure(self, out: Path) -> int:
         options = self.options(out, self.samples)
-        from ddc.evaluation.benchmark import Models, evaluate, load_images, parse_cases, parse_models
+        from ddc.evaluation.benchmark import Models, evaluate, parse_cases, parse_models
+        from ddc.evaluation.pictures import load_images
 
         models = Models(parse_models(self.model), out=out)
         cases = parse_cases(models, self.task, self.sigma, self.solver, self.steps, self.max_nfe)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,8 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ddc.datasets import find_sources
 from ddc.errors import UserError
+from ddc.evaluation.pictures import CleanImage
+from ddc.evaluation.reference import measure_reference
 from ddc.evaluation.run import (
     EXPLANATIONS,
     KEY,
@@ -36,7 +36,7 @@ from ddc.evaluation.run import (
     weight_files,
 )
 from ddc.hub import fetch_model
-from ddc.images import Picture, quantise, to_internal, to_unit
+from ddc.images import to_internal, to_unit
 from ddc.notation import Entry, split, to_number
 from ddc.operators.inpaint import Inpaint
 from ddc.perceptual import Metrics, judge_samples, kurtosis
@@ -48,49 +48,6 @@ SLOW_EVALUATIONS = 200  # network evaluations above which a solver is called slo
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # the rows of a batch; and the truth, the measurement and the samples of each, in [0, 1]
 Measured = tuple[list[Row], list[tuple[Tensor, ...]]]
-
-
-@dataclass(frozen=True)
-class CleanImage:
-    """A clean picture, cropped: uint8 (3, H, W)."""
-
-    name: str
-    pixels: Tensor
-    checksum: int = field(init=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "checksum", zlib.crc32(self.pixels.numpy().tobytes()))
-
-
-def load_images(path: Path, size: int = 256, limit: int | None = None) -> list[CleanImage]:
-    """The centres of the pictures in a folder or tar archive; `limit` takes that many, evenly over the names."""
-    if not path.exists():
-        raise UserError(f"{path} does not exist; expected a folder or a .tar archive of pictures (--images)")
-    sources = find_sources([path])
-    if len({source.name for source in sources}) < len(sources):
-        raise UserError(f"{path} has two pictures of the same name; rows are stored by name, so rename one")
-    if limit is not None:
-        if limit < 1:
-            raise UserError(f"the limit is {limit}; expected at least one picture")
-        sources = evenly(sources, limit)
-    images = []
-    for source in sources:
-        try:
-            pixels = quantise(Picture.read(source.name, source.read()).pixels, 8)
-        except (UserError, OSError, ValueError) as error:
-            raise UserError(f"{source.name} in {path} cannot be read ({error}); remove it, or copy it again") from None
-        images.append(CleanImage(source.name, crop_centre(torch.tensor(pixels).permute(2, 0, 1), size, source.name)))
-    return images
-
-
-def crop_centre(pixels: Tensor, size: int, name: str) -> Tensor:
-    height, width = pixels.shape[1:]
-    if size < 32:
-        raise UserError(f"the size is {size}; expected at least 32 pixels, which LPIPS needs")
-    if min(height, width) < size:
-        raise UserError(f"{name} has {width}×{height} pixels; expected at least {size}×{size} for its centre")
-    top, left = (height - size) // 2, (width - size) // 2
-    return pixels[:, top : top + size, left : left + size].contiguous()
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -293,6 +250,7 @@ class EvaluationOptions:
     keep: int = 4  # pictures to keep of each case for the report, beside the worst ones
     fid: bool = False  # download the Inception weights if they are absent; if they are there, FID is always measured
     inception: Path | None = None  # the file of the Inception weights, if it is not in a usual place
+    reference: Path | None = None  # other photographs, which FID compares with
     slow_limit: int | None = None  # pictures for solvers of more than `SLOW_EVALUATIONS`; None is all
     deadline: float | None = None  # the time.monotonic() before which every batch should end
     compile: bool = False  # compile the U-Nets for the batch size
@@ -350,6 +308,8 @@ def evaluate(
             measuring = (how or Measuring)(run, models, metrics, options, timer, runs)
             measuring.truths([image for image in images[share] if image.name not in run.truths])
             measuring.all(todo)
+            if options.reference is not None and not run.rank:
+                measure_reference(options.reference, images[0].pixels.shape[-1], metrics, run.folder)
     else:
         run.save_protocol(changes)
     run.wait_for_all()

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from ddc.errors import UserError
-from ddc.evaluation.benchmark import CleanImage, EvaluationOptions, Models, crop_centre, evaluate, make_cases
+from ddc.evaluation.benchmark import EvaluationOptions, Models, evaluate, make_cases
+from ddc.evaluation.pictures import CleanImage, crop_centre
 from ddc.evaluation.plots import Plot, curves, new_figure, png_of
 from ddc.evaluation.report import Cell, ReportPage, Table, ranked, write_report
 from ddc.evaluation.results import Results, read_results
@@ -195,7 +196,7 @@ def differences(plan: Reproduction, results: Results) -> list[str]:
     elif faces:
         lines.append("Without a face model, all solvers use the general prior; the paper's use the face prior.")
     if not any(row.get("fid") is not None for row in results.summary):
-        lines.append("FID was not measured (it needs the Inception weights); FD-VGG16 cannot be compared with it.")
+        lines.append("FID was not measured (it needs --fid and --fid-reference); FD-VGG16 cannot be compared with it.")
     return lines
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddc.errors import UserError
+from ddc.evaluation.reference import Reference, read_reference
 from ddc.evaluation.run import KEY, Key, Row, key_of, read_protocol, read_rows, solver_order, unpack
 from ddc.perceptual import Array
 
@@ -22,7 +23,8 @@ HIGHER_IS_BETTER = {
 }
 AVERAGED = (*HIGHER_IS_BETTER, "consistency")
 SAMPLED = {"crps": False, "psnr_mean": True}  # of several samples
-SETS = {"fd_vgg16": False, "fid": False}  # distances between sets of pictures
+SETS = {"fd_vgg16": False, "fid_truth": False, "fid": False}  # distances between sets of pictures
+FEATURES = {"fd_vgg16": "fd_vgg16", "fid_truth": "fid"}  # those to the true pictures, and of which features
 COLUMNS = (
     *(*KEY, "n", "psnr", "psnr_ci", "ssim", "ssim_paper", "lpips", "lpips_vgg", "consistency", "fd_vgg16"),
     *("nfe", "seconds"),
@@ -38,6 +40,7 @@ FIGURES = {
     "identity": ("identity ↓", 3),
     "fd_vgg16": ("FD-VGG16 ↓", 1),
     "fid": ("FID ↓", 1),
+    "fid_truth": ("FID to the truth ↓", 1),
     "consistency": ("‖Ax−y‖/σ", 3),
     "crps": ("CRPS ↓", 4),
     "psnr_mean": ("PSNR of the mean ↑", 2),
@@ -76,7 +79,7 @@ def group_rows(rows: Iterable[Row]) -> dict[Key, list[Row]]:
     return dict(groups)
 
 
-def summarise(rows: list[Row], truths: dict[str, Row]) -> list[Row]:
+def summarise(rows: list[Row], truths: dict[str, Row], reference: Reference | None = None) -> list[Row]:
     """One row for each (model, task, sigma, solver, steps), with the keys of `COLUMNS`, and "fid" and "spread" if they
     were measured."""
     out = []
@@ -92,23 +95,33 @@ def summarise(rows: list[Row], truths: dict[str, Row]) -> list[Row]:
                 variance, error = np.mean(np.square(both), axis=0)
                 row[name] = float(np.sqrt(2 * variance / error))
         row["psnr_ci"] = half_width(r["psnr"] for r in group)
-        for name in SETS:
-            both = [
-                (r["features"][name], truths[r["image"]]["features"][name])
-                for r in group
-                if name in r["features"] and name in truths.get(r["image"], {}).get("features", {})
-            ]
-            if len(both) > 1:
-                if len({len(text) for pair in both for text in pair}) > 1:
-                    raise UserError(f"the features {name} of {case_name(key)} have different lengths in rows-*.jsonl")
-                a, b = (np.stack([unpack(text) for text in side]) for side in zip(*both, strict=True))
-                row[name] = frechet_distance(a, b)
-            elif name == "fd_vgg16":
-                row[name] = None
+        row |= distances(group, truths, reference)
         row["nfe"] = group[0]["nfe"]
         row["seconds"] = float(np.median([r["seconds"] for r in group]))
         out.append({k: row[k] for k in COLUMNS} | {k: v for k, v in row.items() if k not in COLUMNS})
     return out
+
+
+def distances(group: list[Row], truths: dict[str, Row], reference: Reference | None) -> Row:
+    """The distances of a case's pictures, as a set, to the true ones, and to the reference."""
+    found: Row = {"fd_vgg16": None}
+    for name, kind in FEATURES.items():
+        both = [
+            (r["features"][kind], truths[r["image"]]["features"][kind])
+            for r in group
+            if kind in r["features"] and kind in truths.get(r["image"], {}).get("features", {})
+        ]
+        if len(both) < 2:
+            continue
+        if len({len(text) for pair in both for text in pair}) > 1:
+            raise UserError(
+                f"the features {kind} of {case_name(key_of(group[0]))} have different lengths in rows-*.jsonl"
+            )
+        a, b = (np.stack([unpack(text) for text in side]) for side in zip(*both, strict=True))
+        found[name] = frechet_distance(a, b)
+        if reference is not None and kind == "fid":
+            found["fid"] = reference.distance(a)
+    return found
 
 
 def frechet_distance(a: Array, b: Array) -> float:
@@ -116,18 +129,7 @@ def frechet_distance(a: Array, b: Array) -> float:
     ‖μ_a − μ_b‖² + tr(C_a + C_b − 2 (C_a C_b)^½)."""
     if min(len(a), len(b)) < 2:
         raise UserError(f"a Fréchet distance needs at least 2 pictures in each set, not {min(len(a), len(b))}")
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    return frechet_of_moments(a.mean(0), np.cov(a, rowvar=False), b.mean(0), np.cov(b, rowvar=False))
-
-
-def frechet_of_moments(mean_a: Array, cov_a: Array, mean_b: Array, cov_b: Array) -> float:
-    # tr (C_a C_b)^½ = tr (R C_b R)^½ with R = C_a^½: symmetric, so that eigh can be used, even if n < d
-    cov_a, cov_b = np.atleast_2d(cov_a), np.atleast_2d(cov_b)
-    values, vectors = np.linalg.eigh(cov_a)
-    root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
-    cross = np.sqrt(np.linalg.eigvalsh(root @ cov_b @ root).clip(min=0)).sum()
-    distance = ((mean_a - mean_b) ** 2).sum() + np.trace(cov_a) + np.trace(cov_b) - 2 * cross
-    return max(float(distance), 0.0)
+    return Reference.of(b).distance(a)
 
 
 def paired_differences(rows: list[Row]) -> list[Row]:
@@ -188,7 +190,7 @@ def read_results(run: Path, keys: Collection[Key] | None = None) -> Results:
     if not rows:
         raise UserError(f"{run} has no measured rows to report; run `ddc evaluate --out {run}` first")
     protocol = read_protocol(run) | {"batch_size": batch_sizes(rows)}
-    return Results(rows, summarise(rows, truths), paired_differences(rows), protocol)
+    return Results(rows, summarise(rows, truths, read_reference(run)), paired_differences(rows), protocol)
 
 
 def write_results(run: Path, results: Results) -> None:

@@ -53,6 +53,7 @@ EXPLANATIONS = {
     "consistency": "RMS of A x − y over observed values, relative to sigma; if sigma is 0, in [0, 1] units",
     "identity": "distance of dlib's embeddings of the largest face, over images that show one; below 0.6 it is one person",
     "fd_vgg16": "Fréchet distance of position averages of VGG16's relu5_3; it falls with n, so compare equal n",
+    "fid": "of the restored pictures to those of --fid-reference; fid_truth: to the true pictures of the run",
     "spread": "standard deviation between samples; ratio: spread × √2 / RMSE of a sample, 1 for samples of the posterior",
     "crps": "continuous ranked probability score of the pixels, fair for few samples; psnr_mean: of the samples' mean",
     "coverage": "share of the pixels in their intervals of 90 %, with the factor of the model's posterior network",

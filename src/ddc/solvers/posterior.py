@@ -119,7 +119,8 @@ class Posterior(Solver):
         middle = SHARP if network.sharp else SAMPLE
         x, mode = mean, realism.clamp(min=middle)
         calm = (1 - mode) / (1 - SHARP)  # 1 for the sharp estimate, 0 for a sample
-        share = 1 - (1 - network.temperature) * calm  # of the noise
+        # of the noise; a wide hole without it would be filled with a regular pattern
+        share = torch.where(wide, 1.0, 1 - (1 - network.temperature) * calm)
         for i, (usual, in_holes) in enumerate(zip(*network.generator, strict=True), 1):
             n = torch.where(wide, calm * usual + (1 - calm) * in_holes, usual).to(x)
             v = x.clamp(-1, 1) + share * n * run.normal()
@@ -183,7 +184,8 @@ class PosteriorDenoiser(nn.Module):
     ) -> None:
         """`generator`: the noise levels after the mean, and those of samples in wide holes. `realism` is the usual one. `doubt`: how
         many times as wide as between samples the intervals of 90 % are, as calibrated. `sharp`: whether the generator also
-        has a sharp estimate. `temperature`: the share of its noise that the sharp estimate gets; less makes it calmer."""
+        has a sharp estimate. `temperature`: the share of its noise that the sharp estimate gets where there are no wide holes;
+        less makes it calmer."""
         super().__init__()
         config: Any = unet.config
         expected, actual = 3 + sum(CHANNELS[name] for name in INPUTS), int(config["in_channels"])

@@ -202,7 +202,7 @@ class PosteriorObjective(Objective):
         last, conditions, x = step % len(levels), batch.conditions(), mean
         modes = on_device([SAMPLE if i < 2 * drawn else SHARP for i in places], device, torch.float32)
         sample = (modes == SAMPLE).view(-1, 1, 1, 1)
-        share = torch.where(sample, 1.0, self.network.temperature)
+        share = torch.where(sample | batch.wide, 1.0, self.network.temperature)
         for stage, (usual, in_holes) in enumerate(levels[: last + 1]):
             names = [f"{batch.numbers[i]}/{int(drawn <= i < 2 * drawn)}/{stage}" for i in places]
             with torch.no_grad(), torch.autocast(device.type, enabled=False):

@@ -262,7 +262,7 @@ class PosteriorSettings(MixSettings):
     sharp_share: float = 0.0
     """Share of these that get a sharp estimate instead of two samples: one picture, as near to the truth as pixels, AlexNet's features and the adversary can tell, which is not rewarded for varying."""
     temperature: float = 1.0
-    """Share of the noise levels with which the sharp estimate starts; less makes it calmer."""
+    """Share of the noise levels with which the sharp estimate starts where there are no wide holes; less makes it calmer."""
     w_pixels: float = 1.0
     """Weight of the generator's energy score of pixels, at five scales."""
     w_features: float = 1.0

@@ -1,0 +1,81 @@
+"""Other photographs that restored pictures are compared with as a set.
+
+FID against the true pictures falls with the error of each picture. FID against other photographs, as papers report it,
+asks whether the restored pictures look like photographs.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ddc.datasets import find_sources
+from ddc.errors import UserError
+from ddc.evaluation.pictures import read_images
+from ddc.evaluation.run import DAMAGED
+from ddc.images import appearing
+from ddc.perceptual import Array, Metrics
+
+FILE = "fid-reference.npz"  # in the folder of a run
+BATCH = 50
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The mean and a root of the covariance of the features of some pictures."""
+
+    mean: Array
+    root: Array  # symmetric, its square is the covariance
+    count: int
+
+    @staticmethod
+    def of(features: Array) -> "Reference":
+        features = features.astype(np.float64)
+        values, vectors = np.linalg.eigh(np.cov(features, rowvar=False))
+        root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
+        return Reference(features.mean(0), root, len(features))
+
+    def distance(self, features: Array) -> float:
+        """The Fréchet distance of the Gaussians of the reference and of these features, (n, d).
+
+        With the centred features X, tr(C R²)^½ is the sum of the singular values of X R / √(n − 1).
+        """
+        features = features.astype(np.float64)
+        centred = (features - features.mean(0)) / np.sqrt(len(features) - 1)
+        cross = np.linalg.svd(centred @ self.root, compute_uv=False).sum()
+        shift = ((features.mean(0) - self.mean) ** 2).sum()
+        return max(float(shift + (centred**2).sum() + (self.root**2).sum() - 2 * cross), 0.0)
+
+
+def measure_reference(pictures: Path, size: int, metrics: Metrics, run: Path) -> None:
+    """Write the features of the centres of all pictures in a folder or archive, unless that is done already."""
+    path = run / FILE
+    if path.exists():
+        return
+    if metrics.inception is None:
+        raise UserError("--fid-reference needs the Inception weights; add --fid, which downloads them")
+    sources = find_sources([pictures])
+    if len(sources) < 2:
+        raise UserError(f"{pictures} has fewer than two pictures; FID compares with many, for example 5,000")
+    images = read_images(pictures, sources, size)
+    found = []
+    while batch := list(islice(images, BATCH)):
+        found.append(metrics.features(torch.stack([image.pixels for image in batch]).float() / 255)["fid"])
+    with appearing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, features=np.concatenate(found).astype(np.float16))
+
+
+def read_reference(run: Path) -> Reference | None:
+    """What `measure_reference` wrote, if it did."""
+    path = run / FILE
+    if not path.exists():
+        return None
+    try:
+        features = np.load(path, allow_pickle=False)["features"]
+        if features.ndim != 2 or len(features) < 2 or not np.isfinite(features).all():
+            raise ValueError
+        return Reference.of(features)
+    except (*DAMAGED, OSError, EOFError, np.linalg.LinAlgError):
+        raise UserError(f"{path} is damaged; delete it, and it is measured again") from None
