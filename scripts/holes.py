@@ -6,8 +6,8 @@
 
 `fill` writes FOLDER/TASK/WHO/NAME.png, and passes over those that are there. Pictures, masks and seeds are those of
 `ddc evaluate --task TASK --sigma 0 --seed 0 --limit N`; ddc uses its default solver. Known pixels are pasted back.
-`score` measures what was written: PSNR, LPIPS-VGG16 and DISTS, and FID to the true pictures of the same names. FID depends
-on their number, so that only figures of equal numbers may be compared. `sheet` shows holes, truth and fillings at twice
+`score` measures what was written: PSNR, FID to the true pictures of the same names, and LPIPS-VGG16 and DISTS, of --judged
+pictures. FID depends on the number of pictures, so that only figures of equal numbers may be compared. `sheet` shows holes, truth and fillings at twice
 their size. `opponents.py` says how to install the other network.
 """
 
@@ -21,19 +21,19 @@ import numpy as np
 import torch
 from opponents import INPAINTERS
 from PIL import Image
+from torch import Tensor
 
-from ddc.evaluation.benchmark import CleanImage, load_images
+from ddc.evaluation.pictures import CleanImage, load_images
 from ddc.evaluation.results import frechet_distance
+from ddc.evaluation.run import evenly
 from ddc.images import to_internal, to_unit
-from ddc.perceptual import Metrics
+from ddc.perceptual import Metrics, psnr
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import image_seeds, measure
 from ddc.solvers.base import make_solver
 
 Pixels = np.ndarray[Any, Any]
 Filling = Callable[[str, CleanImage], Pixels]  # from a task and a picture
-
-FIGURES = ("psnr", "lpips_vgg", "dists")
 
 
 def known(task: str, image: CleanImage) -> Pixels:
@@ -94,22 +94,29 @@ def fill(arguments: argparse.Namespace, images: list[CleanImage]) -> None:
             print(f"{task} {who}: {len(left)} pictures, {seconds:.2f} s each", flush=True)
 
 
+def unit(path: Path) -> Tensor:
+    return torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)[None] / 255
+
+
 def score(arguments: argparse.Namespace, images: list[CleanImage]) -> None:
     metrics = Metrics(fid=True)
+    assert metrics.inception is not None and metrics.vgg is not None
     truths = [image.pixels[None].float() / 255 for image in images]
-    true_features = np.concatenate([metrics.features(x)["fid"] for x in truths])
-    for task in arguments.task:
-        for who in arguments.by:
-            figures, features = [], []
-            for image, truth in zip(images, truths, strict=True):
-                pixels = np.array(Image.open(place(arguments.folder, task, who, image)))
-                values, of_this = metrics(torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255, truth)
-                figures.append([values[name][0] for name in FIGURES])
-                features.append(of_this["fid"])
-            means = np.mean(figures, axis=0)
-            fid = frechet_distance(np.concatenate(features), true_features)
-            told = f"{means[0]:.2f} dB  {means[1]:.4f} LPIPS-VGG16  {means[2]:.4f} DISTS  {fid:.2f} FID"
-            print(f"{task:8} {who:8} {told}  ({len(images)} pictures)", flush=True)
+    with torch.no_grad():
+        true_features = torch.cat([metrics.inception(x) for x in truths]).numpy()
+        for task in arguments.task:
+            for who in arguments.by:
+                filled = [unit(place(arguments.folder, task, who, image)) for image in images]
+                error = np.mean([float(psnr(x, truth)) for x, truth in zip(filled, truths, strict=True)])
+                features = torch.cat([metrics.inception(x) for x in filled]).numpy()
+                told = f"{error:.2f} dB  {frechet_distance(features, true_features):.2f} FID  ({len(images)} pictures)"
+                print(f"{task:8} {who:8} {told}", flush=True)
+                few = evenly(list(zip(filled, truths, strict=True)), arguments.judged)
+                lpips = np.mean([float(metrics.vgg(2 * x - 1, 2 * truth - 1)) for x, truth in few])
+                dists = [float(metrics.dists(x, truth)) for x, truth in few]
+                told = f"{lpips:.4f} LPIPS-VGG16  {np.mean(dists):.4f} DISTS  ({len(few)} pictures)"
+                print(f"{task:8} {who:8} {told}", flush=True)
+                np.savetxt(arguments.folder / f"dists_{task}_{who}.txt", dists, "%.5f")
 
 
 def sheet(arguments: argparse.Namespace, images: list[CleanImage]) -> None:
@@ -133,6 +140,7 @@ def main() -> None:
     parser.add_argument("--by", nargs="+", choices=("ddc", *INPAINTERS), default=["mi-gan", "ddc"])
     parser.add_argument("--task", nargs="+", default=["box96", "strokes"])
     parser.add_argument("--limit", type=int, default=None, help="pictures, at equal distances in the order of names")
+    parser.add_argument("--judged", type=int, default=1000, help="pictures for LPIPS and DISTS, which take long")
     parser.add_argument("--model", type=Path, default=None, help="the model folder")
     parser.add_argument("--packages", type=Path, default=Path("opponents/node_modules"), help="where npm put theirs")
     arguments = parser.parse_args()

@@ -28,7 +28,7 @@ Inpainter = Callable[[Pixels, Pixels], Pixels]  # from a picture and a mask, 255
 
 def missing(package: str, how: str) -> None:
     """Ends the program with one line that names the package to install."""
-    sys.exit(f"{package} is missing: {how}, or leave that opponent out of --against")
+    sys.exit(f"{package} is missing: {how}, or leave that opponent out")
 
 
 def eight_bits(values: Pixels) -> Pixels:

