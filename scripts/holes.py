@@ -85,13 +85,15 @@ def fill(arguments: argparse.Namespace, images: list[CleanImage]) -> None:
         filling = by_ddc(arguments.model) if who == "ddc" else by_opponent(who, arguments.packages)
         for task in arguments.task:
             (arguments.folder / task / who).mkdir(parents=True, exist_ok=True)
-            left = [image for image in images if not place(arguments.folder, task, who, image).exists()]
-            started = time.perf_counter()
-            for image in left:
-                pasted = np.where(known(task, image)[..., None], levels(image), filling(task, image))
-                Image.fromarray(pasted).save(place(arguments.folder, task, who, image))
-            seconds = (time.perf_counter() - started) / max(len(left), 1)
-            print(f"{task} {who}: {len(left)} pictures, {seconds:.2f} s each", flush=True)
+            started, count = time.perf_counter(), 0
+            for image in images:
+                target = place(arguments.folder, task, who, image)
+                if not target.exists():
+                    pasted = np.where(known(task, image)[..., None], levels(image), filling(task, image))
+                    Image.fromarray(pasted).save(target)
+                    count += 1
+            seconds = (time.perf_counter() - started) / max(count, 1)
+            print(f"{task} {who}: {count} pictures, {seconds:.2f} s each", flush=True)
 
 
 def unit(path: Path) -> Tensor:
