@@ -24,29 +24,36 @@ BATCH = 50
 
 @dataclass(frozen=True)
 class Reference:
-    """The mean and a root of the covariance of the features of some pictures."""
+    """The mean and the covariance C of the features of some pictures."""
 
     mean: Array
-    root: Array  # symmetric, its square is the covariance
-    count: int
+    root: Array  # rootᵀ root = C; (k, d), with k no larger than needed
 
     @staticmethod
     def of(features: Array) -> "Reference":
-        features = features.astype(np.float64)
-        values, vectors = np.linalg.eigh(np.cov(features, rowvar=False))
-        root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
-        return Reference(features.mean(0), root, len(features))
+        mean, root = _centred(features)
+        if len(root) > len(mean):  # the symmetric root is smaller
+            values, vectors = np.linalg.eigh(root.T @ root)
+            root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
+        return Reference(mean, root)
 
     def distance(self, features: Array) -> float:
-        """The Fréchet distance of the Gaussians of the reference and of these features, (n, d).
+        """The Fréchet distance between the Gaussians of the reference and of these features, (n, d):
+        ‖μ − μ′‖² + tr(C + C′ − 2 (C C′)^½).
 
-        With the centred features X, tr(C R²)^½ is the sum of the singular values of X R / √(n − 1).
+        The last trace is the sum of the singular values of the product of two roots.
         """
-        features = features.astype(np.float64)
-        centred = (features - features.mean(0)) / np.sqrt(len(features) - 1)
-        cross = np.linalg.svd(centred @ self.root, compute_uv=False).sum()
-        shift = ((features.mean(0) - self.mean) ** 2).sum()
-        return max(float(shift + (centred**2).sum() + (self.root**2).sum() - 2 * cross), 0.0)
+        mean, root = _centred(features)
+        cross = np.linalg.svd(root @ self.root.T, compute_uv=False).sum()
+        squares = ((mean - self.mean) ** 2).sum() + (root**2).sum() + (self.root**2).sum()
+        return max(float(squares - 2 * cross), 0.0)
+
+
+def _centred(features: Array) -> tuple[Array, Array]:
+    """The mean of features, and their differences from it, so scaled that they are a root of the covariance."""
+    features = features.astype(np.float64)
+    mean = features.mean(0)
+    return mean, (features - mean) / np.sqrt(len(features) - 1)
 
 
 def measure_reference(pictures: Path, size: int, metrics: Metrics, run: Path) -> None:
