@@ -70,10 +70,19 @@ def by_ddc(model: Path | None) -> Filling:
     return fill
 
 
+def smooth(task: str, image: CleanImage) -> Pixels:
+    """Returns a picture with its hole filled smoothly from the pixels around it, so that what was there cannot be seen."""
+    x = to_internal(image.pixels[None].float() / 255)
+    problem, y = measure(task, 0.0, x, [image.name])
+    filled: Pixels = to_unit(problem.operator.guess(y, 0.0))[0].permute(1, 2, 0).numpy()
+    return np.rint(255 * filled).astype(np.uint8)
+
+
 def by_opponent(name: str, packages: Path) -> Filling:
-    """An opponent gets the picture with a grey hole, so that it cannot see what was there."""
+    """MI-GAN enlarges a picture and blends its result, by which pixels of the hole reach those around it. An even colour
+    in the hole would be seen as a frame, and the truth would be given away."""
     inpaint = INPAINTERS[name](packages)
-    return lambda task, image: inpaint(with_hole(task, image), np.uint8(255) * known(task, image))
+    return lambda task, image: inpaint(smooth(task, image), np.uint8(255) * known(task, image))
 
 
 def place(folder: Path, task: str, who: str, image: CleanImage) -> Path:
