@@ -114,9 +114,7 @@ def test_a_batch_equals_single_runs_and_is_reproducible(
     solver, seen = short(name), list[Step]()
     together = solver.solve(Run(y, problem, prior, Noise(SEEDS), seen.append, **parts))
     again = solver.solve(Run(y, problem, prior, Noise(SEEDS), **parts))
-    alone, other = (
-        solver.solve(Run(y[1:], one(problem, 1), prior, Noise([seed]), **parts)) for seed in (SEEDS[1], 99)
-    )
+    alone, other = (solver.solve(Run(y[1:], one(problem, 1), prior, Noise([seed]), **parts)) for seed in (SEEDS[1], 99))
 
     assert together.shape == (2, 3, SIZE, SIZE)
     assert together.dtype == torch.float32
