@@ -21,10 +21,12 @@ from ddc.errors import UserError
 from ddc.images import Picture
 from ddc.notation import duration
 from ddc.operators.blur import KernelBlur, disc_kernel
+from ddc.operators.inpaint import Denoise
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import TASKS
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import make_solver
+from ddc.solvers.posterior import PosteriorDenoiser
 from ddc.web import service
 from ddc.web.controls import DISC, KINDS, LINE, TRY_TASKS, Choices, Trial, from_values
 from ddc.web.folders import IDLE, Store
@@ -32,6 +34,7 @@ from ddc.web.limits import Limits
 from ddc.web.service import Service, Visitors
 from ddc.web.shown import command_line, heat_map
 from ddc.web.uploads import Upload, inspect, write_clean_examples, write_examples
+from tiny import tiny_posterior
 
 
 @pytest.fixture(scope="module")
@@ -170,14 +173,22 @@ def test_time_is_told_beforehand(work: Service, tmp_path: Path, photo: Upload) -
 
 
 def test_the_forecast_follows_the_measured_speed(work: Service) -> None:
-    from ddc.operators import Denoise
-
     work.rates = {"ddc": 10.0}
     expected = work.expected_seconds((200, 200), Denoise(), make_solver("ddc", 5), samples=3)
     assert expected == pytest.approx(3 * 10 * 0.04 * 10)
     assert work.expected_seconds((200, 200), Denoise(), make_solver("dps", 10)) == pytest.approx(10 * 0.04 * 30)
     tiled = work.expected_seconds((200, 1000), Denoise(), make_solver("ddc", 5))
     assert tiled > 5 * 10 * 0.04 * 10  # tiles overlap
+
+
+def test_the_forecast_of_a_posterior_network_counts_its_own_evaluations(tmp_path: Path) -> None:
+    PosteriorDenoiser(tiny_posterior().unet, ([0.5], [1.0]), realism=0.5).save_pretrained(tmp_path / "posterior")
+    work = Service(RestorationPipeline.from_pretrained(tmp_path), Limits(), Store(tmp_path / "files"))
+    work.rates["posterior"] = 10.0
+    solver, denoise = make_solver("posterior"), Denoise()
+    assert work.expected_seconds((200, 200), denoise, solver) == pytest.approx(2 * 0.04 * 10)
+    mean = make_solver("posterior:realism=0")
+    assert work.expected_seconds((200, 200), denoise, mean) == pytest.approx(0.04 * 10)
 
 
 def test_refusals_of_solvers_come_before_the_run(work: Service, photo: Upload) -> None:
