@@ -472,10 +472,7 @@ class Group:
         """What the operator would have measured of the window alone."""
         wide = widened(window, self.around, self.size) if self.around else window
         y = torch.stack([job.measurement(wide) for job in self.jobs]).to(self.pipe.device)
-        continues = self.jobs[0].continues
-        if wide == window and not continues:
-            return y
-        return own_measurement(y, Problem(self.operator, self.sigma_y(1)), wide, window, continues)
+        return own_measurement(y, Problem(self.operator, self.sigma_y(1)), wide, window, self.jobs[0].continues)
 
     def sigma_y(self, windows: int) -> float | Tensor:
         """σ_y of the jobs, repeated for each window."""

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -200,7 +200,8 @@ class RunFolder:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.file.close()
+        with suppress(OSError):  # on a full disk; `write` has said so
+            self.file.close()
 
     def write(self, rows: list[Row]) -> None:
         try:
@@ -210,6 +211,8 @@ class RunFolder:
             os.fsync(self.file.fileno())
         except OSError as error:
             raise UserError(f"{self.file.name} cannot be written ({error.strerror}); free space and continue") from None
+        if not Path(self.file.name).exists():
+            raise UserError(f"{self.file.name} was deleted or moved during the run, which ends here; start it again")
         self.rows += [row for row in rows if "image" in row]
 
     def check(self, fixed: dict[str, Any], models: Mapping[str, str], parts: dict[str, str]) -> None:

@@ -107,12 +107,8 @@ class Posterior(Solver):
             return mean
         if chosen.sampler == "sde":
             return chosen._follow_sde(run, denoise, mean, known)
-        wide = (
-            wide_holes(run.A).to(zero.device)
-            if chosen.wide is None
-            else torch.tensor([chosen.wide], device=zero.device)
-        )
-        wide = wide.view(-1, 1, 1, 1)
+        wide = wide_holes(run.A) if chosen.wide is None else torch.tensor([chosen.wide])
+        wide = wide.to(zero.device).view(-1, 1, 1, 1)
         realism = torch.where(wide, network.in_wide_holes, network.realism)
         if chosen.realism is not None:
             realism = torch.full_like(realism, chosen.realism)
