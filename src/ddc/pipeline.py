@@ -27,7 +27,6 @@ from ddc.jobs import Execution, Image, Job, Options, Request
 from ddc.latents import LatentPrior
 from ddc.operators.base import Operator, Size
 from ddc.operators.colorize import Colorize
-from ddc.operators.inpaint import Denoise
 from ddc.perceptual import interval
 from ddc.priors import DataConsistency, Prior, autoencoder_folder
 from ddc.problems import Problem, Task
@@ -198,7 +197,7 @@ class RestorationPipeline:
             forecast=run.clock.forecast,
             found=[list(plan.because) if plan else [] for plan in plans],
             marks=[plan.marks if plan else None for plan in plans],
-            intervals=self._intervals(pictures, task, request, options) if request.doubt else [],
+            intervals=self._intervals(pictures, task, request, options, plans, jobs[::n]) if request.doubt else [],
         )
 
     def _with_solver(self, options: Options) -> Options:
@@ -228,17 +227,26 @@ class RestorationPipeline:
         return plans, jobs
 
     def _intervals(
-        self, pictures: list[Picture], task: str | Task | Operator, request: Request, options: Options
+        self,
+        pictures: list[Picture],
+        task: str | Task | Operator,
+        request: Request,
+        options: Options,
+        plans: list[Treatment | None],
+        jobs: list[Job],
     ) -> list[tuple[Tensor, Tensor]]:
-        """The interval of each pixel, from samples that are drawn for it."""
+        """The interval of each pixel, from samples that are drawn for it. `jobs` has one of each picture that is not left alone."""
         drawn: Options = {**self._with_solver(options), "doubt": False, "samples": DOUBT_SAMPLES}
         drawn |= {"callback": None, "progress": None, "forecast": None, "planned": None}
-        factor = 1.0
         if "posterior" in request.method.needs:
             drawn["realism"] = 1.0
-            factor = self.parts(request.method, Problem(Denoise()))["posterior"].doubt
-        samples = self(pictures, task, **drawn).samples
-        return [interval(torch.stack([one.tensor for one in each]), factor) for each in samples]
+        found, remaining = [], iter(jobs)
+        for each, plan in zip(self(pictures, task, **drawn).samples, plans, strict=True):
+            job = None if plan is not None and plan.task == NOTHING else next(remaining)
+            network = job.parts.get("posterior") if job else None
+            factor = network.widening(job.problem.operator) if job and network else 1.0
+            found.append(interval(torch.stack([one.tensor for one in each]), factor))
+        return found
 
     @staticmethod
     def check_options(task: str | Task | Operator, **options: Unpack[Options]) -> None:

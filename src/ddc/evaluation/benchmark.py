@@ -421,7 +421,9 @@ class Measuring:
             inpaints = isinstance(problem.operator, Inpaint)
             seen = problem.operator.observed(y, (truth.shape[-2], truth.shape[-1])) if inpaints else None
             hole = None if seen is None else 1 - seen[:count].float()
-            values |= judge_samples(torch.stack(samples), truth, hole, getattr(parts.get("posterior"), "doubt", 1.0))
+            network = parts.get("posterior")
+            factor = 1.0 if network is None else network.widening(problem.operator)
+            values |= judge_samples(torch.stack(samples), truth, hole, factor)
         evaluations = case.solver.settled(problem, parts).evaluations()
         timing = {"nfe": evaluations, "seconds": round(seconds, 6), "batch": len(images)}
         curves = torch.stack([column for _, column in trace], 1).tolist() if trace else []

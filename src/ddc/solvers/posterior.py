@@ -42,7 +42,14 @@ INPUTS: tuple[Input, ...] = ("wiener", "projection", "mask", "sigma")
 CONDITIONS = 9
 MODE = 0
 SHARP, SAMPLE = 0.5, 1.0  # modes, and their realism
-OWN = ("generator", "realism", "doubt", "sharp", "temperature")  # what a configuration says beside the U-Net's
+OWN = (
+    "generator",
+    "realism",
+    "doubt",
+    "doubt_jpeg",
+    "sharp",
+    "temperature",
+)  # what a configuration says beside the U-Net's
 MARGIN = 8  # pixels by which a noisy picture is continued, because the network leaves noise in its outermost ones
 WIDE_HOLE = 24  # pixels: a hole with a square of this side inside is wide
 
@@ -177,9 +184,10 @@ class PosteriorDenoiser(nn.Module):
         doubt: float = 1.0,
         sharp: bool = False,
         temperature: float = 1.0,
+        doubt_jpeg: float | None = None,
     ) -> None:
         """`generator`: the noise levels after the mean, and those of samples in wide holes. `realism` is the usual one. `doubt`: how
-        many times as wide as between samples the intervals of 90 % are, as calibrated. `sharp`: whether the generator also
+        many times as wide as between samples the intervals of 90 % are, as calibrated; `doubt_jpeg` for measurements with JPEG. `sharp`: whether the generator also
         has a sharp estimate. `temperature`: the share of its noise that the sharp estimate gets where there are no wide holes;
         less makes it calmer."""
         super().__init__()
@@ -194,17 +202,24 @@ class PosteriorDenoiser(nn.Module):
             raise UserError(
                 "the generator of a posterior network should be two lists of noise levels, as long as each other"
             )
-        for name, value, most in (("realism", realism, 1), ("doubt", doubt, 100), ("temperature", temperature, 1)):
+        doubt_jpeg = doubt if doubt_jpeg is None else doubt_jpeg
+        ranges = {"realism": (realism, 1), "temperature": (temperature, 1)}
+        ranges |= {"doubt": (doubt, 100), "doubt_jpeg": (doubt_jpeg, 100)}
+        for name, (value, most) in ranges.items():
             if not (isinstance(value, (int, float)) and 0 <= value <= most):
                 raise UserError(f"the {name} of a posterior network is {str(value)[:40]}; expected 0 to {most}")
         self.unet, self.conditional, self.generator = unet, bool(told), generator
         self.realism, self.doubt, self.sharp = float(realism), float(doubt), bool(sharp and generator)
-        self.temperature = float(temperature)
+        self.temperature, self.doubt_jpeg = float(temperature), float(doubt_jpeg)
 
     @property
     def in_wide_holes(self) -> float:
         """The usual realism in wide holes, where the mean is a blur: a sharp estimate, or a sample if there is none."""
         return max(self.realism, SHARP if self.sharp else SAMPLE)
+
+    def widening(self, operator: Operator) -> float:
+        """How many times as wide as between samples the intervals of 90 % are for this operator."""
+        return self.doubt if isinstance(operator, LinearOperator) else self.doubt_jpeg
 
     def forward(
         self,
@@ -286,6 +301,7 @@ class PosteriorDenoiser(nn.Module):
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
         own: dict[str, Any] = {"posterior": True, "realism": self.realism, "doubt": self.doubt}
+        own["doubt_jpeg"] = self.doubt_jpeg
         if self.generator:
             own |= {"generator": self.generator, "sharp": self.sharp, "temperature": self.temperature}
         save_network(self.unet, folder, extra_config=own | options.pop("extra_config", {}), **options)
