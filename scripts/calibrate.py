@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ddc.evaluation.pictures import load_images
+from ddc.datasets import load_images
 from ddc.images import to_internal, to_unit
 from ddc.perceptual import interval
 from ddc.pipeline import DOUBT_SAMPLES, RestorationPipeline

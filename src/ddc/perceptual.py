@@ -322,7 +322,7 @@ class Metrics:
             self.inception = Inception.from_file(weights).to(self.device)
         from ddc.faces import Identity
 
-        self.identity = Identity.if_fetched()
+        self.identity = Identity.if_fetched(cache_folder())
 
     @torch.no_grad()
     def __call__(self, x: Tensor, truth: Tensor) -> tuple[dict[str, list[Any]], dict[str, Array]]:

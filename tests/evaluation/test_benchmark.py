@@ -15,6 +15,7 @@ from run_folder import without_pictures
 from skimage import data
 
 from ddc.cli.evaluate import Evaluate
+from ddc.datasets import CleanImage, evenly, load_images
 from ddc.errors import UserError
 from ddc.evaluation.benchmark import (
     EvaluationOptions,
@@ -27,9 +28,8 @@ from ddc.evaluation.benchmark import (
     parse_models,
 )
 from ddc.evaluation.experiments import bundled_images
-from ddc.evaluation.pictures import CleanImage, load_images
 from ddc.evaluation.results import COLUMNS, paired_differences, read_results, write_results
-from ddc.evaluation.run import KEY, WORST, RunFolder, evenly, picture_paths, read_rows, solver_label
+from ddc.evaluation.run import KEY, WORST, RunFolder, picture_paths, read_rows, solver_label
 from ddc.perceptual import vgg16_weights
 from ddc.priors import Prior
 from ddc.problems import measure

@@ -16,6 +16,7 @@ from skimage import data
 
 from ddc.cli.evaluate import Evaluate
 from ddc.cli.reproduce import Reproduce
+from ddc.datasets import load_images
 from ddc.errors import UserError
 from ddc.evaluation import benchmark
 from ddc.evaluation.benchmark import (
@@ -27,7 +28,6 @@ from ddc.evaluation.benchmark import (
     evaluate,
     make_cases,
 )
-from ddc.evaluation.pictures import load_images
 from ddc.evaluation.results import in_order
 from ddc.evaluation.run import KEY, Timer, progress, read_rows
 from ddc.pipeline import RestorationPipeline

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ddc.datasets import CleanImage, evenly
 from ddc.errors import UserError
-from ddc.evaluation.pictures import CleanImage
 from ddc.evaluation.reference import measure_reference
 from ddc.evaluation.run import (
     EXPLANATIONS,
@@ -24,7 +24,6 @@ from ddc.evaluation.run import (
     Row,
     RunFolder,
     Timer,
-    evenly,
     fingerprint,
     machine,
     pack,

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ from ddc.networks import open_weights
 from ddc.perceptual import Array
 from ddc.solvers import SOLVERS
 
-T = TypeVar("T")
 Row = dict[str, Any]
 Key = tuple[Any, ...]
 KEY = ("model", "task", "sigma", "solver", "steps")
@@ -75,11 +74,6 @@ def solver_order(label: str) -> int:
     """The place of a solver in every table; one that is not known is last."""
     names, name = list(SOLVERS), label.partition(":")[0]
     return names.index(name) if name in names else len(names)
-
-
-def evenly(items: Sequence[T], count: int) -> list[T]:
-    """`count` of the items, spread over all of them. A smaller count that divides a larger one selects some of the same."""
-    return list(items[:: max(len(items) // max(count, 1), 1)][:count])
 
 
 def pack(feature: Array) -> str:
