@@ -171,8 +171,10 @@ class LinearOperator(Operator):
         return x + self._towards(y - self(x), sigma, size_of(x))
 
     def guess(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
-        """Returns `project` from x = 0."""
-        return self._towards(y, sigma, size)
+        """Returns the likeliest photograph, if these are a Gaussian."""
+        from ddc.operators.natural import likeliest  # which needs this class
+
+        return likeliest(self, y, sigma, size or self.image_size(y))
 
     def _towards(self, r: Tensor, sigma: Sigma, size: Size | None) -> Tensor:
         return self.regularised_inverse(r, noise_to_signal(sigma), size, self.guess_iterations, SINGULAR_CUTOFF)

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from ddc.errors import UserError
 from ddc.formats import open_image
-from ddc.operators.base import ROUNDING, LinearOperator, Operator, SeparableOperator, Size, SVDOperator, Taps
+from ddc.operators.base import ROUNDING, LinearOperator, Operator, SeparableOperator, Sigma, Size, SVDOperator, Taps
 
 SMALLEST_POWER = 0.01  # of a kernel's spectrum in its preconditioner: below, the border matters more than the kernel
 
@@ -159,6 +159,10 @@ class KernelBlur(_Unrounding, LinearOperator):
         padded = padded[..., : len(rows), : len(columns)]
         x = padded.new_zeros(*y.shape[:-1], len(columns)).index_add(-2, rows, padded)
         return padded.new_zeros(y.shape).index_add(-1, columns, x).to(y.dtype)
+
+    def guess(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
+        """Returns `project` from x = 0, which the networks were trained with."""
+        return self._towards(y, sigma, size)
 
     def preconditioner(self, size: Size, x: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Returns (AᵀA + εI)⁻¹ of a picture that goes on periodically, which differs at the border only."""
