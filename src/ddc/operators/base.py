@@ -32,6 +32,7 @@ class Operator(nn.Module, ABC):
     """A forward operator. A subclass defines `forward`."""
 
     scale: int = 1  # image size over measurement size
+    local: bool = False  # whether each number of y is known to depend on near pixels only
     align: int = 1  # tiles of an image must start at multiples of it
     settings: tuple[str, ...] | None = None  # the attributes that define the operator, if these are numbers
     guess_iterations: int | None = None  # of conjugate gradients in `guess` and `project`, if other than in `prox`
@@ -318,6 +319,7 @@ class SeparableOperator(SVDOperator):
     """
 
     by_frequency = True  # singular values fall with frequency, and are sorted
+    local = True
 
     @abstractmethod
     def taps(self, length: int) -> Taps:

@@ -77,6 +77,7 @@ class GaussianBlurs(_Unrounding, SVDOperator):
     """A Gaussian blur of its own width for each image of a batch."""
 
     by_frequency = True
+    local = True
 
     def __init__(self, operators: Sequence[GaussianBlur]) -> None:
         super().__init__()
@@ -123,6 +124,7 @@ class KernelBlur(_Unrounding, LinearOperator):
     """Convolution with a kernel (h, w), or with one for each image (B, 1, h, w). Its centre is h//2, w//2."""
 
     kernel: Tensor
+    local = True
 
     def __init__(self, kernel: Tensor, cg_iterations: int = 50) -> None:
         super().__init__()

@@ -18,6 +18,7 @@ class Colorize(SVDOperator):
     rotates the three channels of each pixel."""
 
     settings = ("grey",)
+    local = True
 
     def __init__(self, grey: Sequence[float] = GREY) -> None:
         super().__init__()
@@ -67,6 +68,7 @@ class Bayer(LinearOperator):
 
     settings = ()
     align = 2
+    local = True
 
     def forward(self, x: Tensor) -> Tensor:
         return (x * self._pattern(x)).sum(1, keepdim=True)

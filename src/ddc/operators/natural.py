@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
-from ddc.operators.base import LinearOperator, Sigma, Size, conjugate_gradient, like, natural_spectrum, remember
+from ddc.operators.base import (
+    LinearOperator,
+    Operator,
+    Sigma,
+    Size,
+    conjugate_gradient,
+    like,
+    natural_spectrum,
+    remember,
+)
 
 LUMA_AND_CHROMA = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
 # the spread of each chroma relative to luma, and the frequency at which half of that is left, in half periods per 256
@@ -21,6 +30,9 @@ LEAST_NOISE = 0.04  # of y, with which conjugate gradients converge in `ITERATIO
 ALIASING = 0.1  # the error in a frequency that the others leave; without it they would converge slowly
 ITERATIONS = 25
 BLOCK = 8  # frequencies along a side over which `gain` is a mean
+NEAR = 16  # pixels to each side that are near
+FAR_SHARE = 0.25  # of the energy of AᵀA's response to a pixel, from which on it is far
+EVEN_BLOCK, UNEVEN = 32, 0.25  # frequencies along a side, and how much the gain may vary between such blocks
 
 _BASES: dict[object, Tensor] = {}
 
@@ -115,3 +127,39 @@ def _cosines(length: int, x: Tensor) -> Tensor:
         return like(matrix, x)
 
     return remember(_BASES, (length, x.dtype, x.device), make, 32)
+
+
+def mixes(operator: LinearOperator, x: Tensor) -> bool:
+    """Whether A mixes distant pixels of pictures shaped like x evenly, as random projections do: AᵀA spreads a pixel over the
+    picture, and leaves as much of each frequency as of the others."""
+    if not is_far(operator, x):
+        return False
+    kept = avg_pool2d(gain(operator, x[:1]).mean(1, keepdim=True), EVEN_BLOCK)
+    return bool(kept.std() < UNEVEN * kept.mean())
+
+
+def is_far(operator: LinearOperator, x: Tensor) -> bool:
+    """Whether AᵀA spreads a pixel of pictures shaped like x over the picture."""
+    if operator.local or min(x.shape[-2:]) <= 2 * NEAR:
+        return False
+
+    def make() -> bool:
+        top, left = (side // 2 for side in x.shape[-2:])
+        point = torch.zeros_like(x[:1])
+        point[..., top, left] = 1
+        energy = operator.adjoint(operator(point), (x.shape[-2], x.shape[-1])).square()
+        near = energy[..., top - NEAR : top + NEAR + 1, left - NEAR : left + NEAR + 1].sum()
+        return bool(near < (1 - FAR_SHARE) * energy.sum())
+
+    return operator.cached(("far", x.shape[1:]), make)
+
+
+def far_and_unmixed(operator: Operator, size: Size, unmixing: bool) -> bool:
+    """Whether A mixes distant pixels of pictures with measurements of this size; evenly does not count if the solver can
+    undo that."""
+    if not isinstance(operator, LinearOperator) or operator.local:
+        return False
+    size = getattr(operator, "size", None) or operator.image_size(torch.empty(1, 1, *size, device="meta"))
+    device = next((one.device for one in operator.buffers()), torch.device("cpu"))
+    x = torch.zeros(1, 3, *size, device=device)
+    return is_far(operator, x) and not (unmixing and mixes(operator, x))
