@@ -458,6 +458,24 @@ def test_a_note_is_logged_once_and_returned_each_time(
     assert "not trained for noise above 0.1" in noisy
 
 
+class Shifted(LinearOperator):
+    """Each pixel and the one 50 rows below are added: a mixture of distant pixels, in which not every frequency is left."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + x.roll(50, -2)) / 2
+
+    def adjoint(self, y: torch.Tensor, size: tuple[int, int] | None = None) -> torch.Tensor:
+        return (y + y.roll(-50, -2)) / 2
+
+
+def test_an_operator_that_mixes_distant_pixels_is_noted(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ship(monkeypatch, tiny_model)
+    pipe = RestorationPipeline.from_pretrained()
+    ((note,),) = pipe(crops(1, 96)[0], Shifted(), steps=1, sigma=0.01, solver="ddc").notes
+    assert "not trained for an operator that mixes distant pixels" in note and "ddnm" in note
+    assert pipe(crops(1, 96)[0], Shifted(), steps=1, sigma=0, solver="ddnm").notes == [[]]
+
+
 def test_jpeg_files_bring_their_own_noise(
     pipe: RestorationPipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,6 +27,7 @@ from ddc.jobs import Execution, Image, Job, Options, Request
 from ddc.latents import LatentPrior
 from ddc.operators.base import Operator, Size
 from ddc.operators.colorize import Colorize
+from ddc.operators.natural import far_and_unmixed
 from ddc.perceptual import interval
 from ddc.priors import DataConsistency, Prior, autoencoder_folder
 from ddc.problems import Problem, Task
@@ -219,7 +220,7 @@ class RestorationPipeline:
                     continue
                 measured = plan.prepared(picture) if plan else picture
                 problem, solver = request.problem(measured, plan), request.solver_of(plan)
-                self.check_training(solver, problem)
+                self.check_training(solver, problem, measured.size)
             parts = self.parts(solver, problem)
             if plan is not None and plan.conditions is not None:
                 parts = parts | {"conditions": plan.conditions.tensor(self.device)}
@@ -269,8 +270,9 @@ class RestorationPipeline:
         run = Run(y, problem, prior, list(seeds), callback, size, **self.parts(solver, problem))
         return solver.solve(run).detach()
 
-    def check_training(self, solver: Solver, problem: Problem) -> None:
-        """Refuse a solver whose network is missing; warn if the shipped one was not trained for the task or the noise."""
+    def check_training(self, solver: Solver, problem: Problem, size: Size) -> None:
+        """Refuse a solver whose network is missing; warn if the shipped one was not trained for the task or the noise;
+        `size` is that of the measurement."""
         self.check_prior(solver)
         if not {"network", "posterior"} & {*solver.needs}:
             return
@@ -284,6 +286,8 @@ class RestorationPipeline:
             unknown = problem.name
         elif float(problem.sigma_y) > 1.5 * MOST_NOISE:
             unknown = f"noise above {MOST_NOISE:g}"
+        elif not problem.operator.local and far_and_unmixed(problem.operator, size, "posterior" in solver.needs):
+            unknown = "an operator that mixes distant pixels"
         if unknown and self.folder == DEFAULT_MODEL:
             logger.warning(
                 "the shipped model was not trained for %s, so the result will be poor; the solver ddnm needs no training",

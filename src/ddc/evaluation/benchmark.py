@@ -176,7 +176,7 @@ class Models:
         try:
             case.solver.check(problem)
             pipe = self.pipeline(case.model)
-            pipe.check_training(case.solver, problem)
+            pipe.check_training(case.solver, problem, (height // scale, width // scale))
             pipe.parts(case.solver, problem)
         except UserError as error:
             return str(error)

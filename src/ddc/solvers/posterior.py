@@ -25,12 +25,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddc.errors import UserError
+from ddc.images import INTERNAL_RANGE
 from ddc.networks import build_network, load_network, read_config, run_unet, save_network
 from ddc.operators.base import SIGNAL_STD, LinearOperator, Operator
 from ddc.operators.inpaint import Denoise, Inpaint
+from ddc.operators.natural import mixes
 from ddc.priors import CHANNELS, DataConsistency, Input, Measured, check_rgb
 from ddc.problems import Problem
 from ddc.solvers.base import Run, Solver
+from ddc.solvers.messages import as_noisy_picture
 
 INPUTS: tuple[Input, ...] = ("wiener", "projection", "mask", "sigma")
 # The numbers that a network with conditions is told of a picture; all are 0 where nothing is known:
@@ -104,6 +107,8 @@ class Posterior(Solver):
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:
         chosen, network = self.settled(run.problem, run.parts), run.parts["posterior"]
+        if isinstance(run.A, LinearOperator) and mixes(run.A, run.y.new_zeros(1, *run.shape[1:])):
+            return chosen._unmix(run)
         denoise = partial(network, (run.A, run.y, run.sigma), conditions=run.parts.get("conditions"))
         zero = torch.zeros(run.shape, device=run.y.device, dtype=run.y.dtype)
         mean, known = denoise(zero, zero.new_full((1, 1, 1, 1), math.pi / 2))  # E[x0 | y]
@@ -131,6 +136,21 @@ class Posterior(Solver):
             run.at(i, count, round(1000 * math.atan(usual) / (math.pi / 2)))
             run.show(x, (v - x) / n)
         return mean + (realism / middle).clamp(max=1) * (x - mean)
+
+    def _unmix(self, run: Run) -> Tensor:
+        """The solution for an operator that mixes distant pixels: y as a picture with noise, which is denoised."""
+        network, identity = run.parts["posterior"], Denoise()
+        zero = torch.zeros(run.shape, device=run.y.device, dtype=run.y.dtype)
+        unknown = zero.new_full((1, 1, 1, 1), math.pi / 2)
+
+        def mean(noisy: Tensor, level: Tensor) -> Tensor:
+            found: Tensor = network((identity, noisy, level), zero, unknown)[0]
+            return found
+
+        noisy, level = as_noisy_picture(run.A, run.y, run.sigma, zero, mean)
+        problem = Problem(identity, level / INTERNAL_RANGE, run.problem.name)
+        x = self.solve(Run(noisy, problem, None, run.noise, run.callback, run.size, posterior=network))
+        return run.A.keep_known(run.A.project(x, run.y, run.sigma), run.y, run.sigma)
 
     def _follow_sde(self, run: Run, denoise: Callable[..., Any], x0: Tensor, known: Any) -> Tensor:
         """The sample at the end of the SDE, which starts with noise on the mean x0."""
