@@ -272,6 +272,11 @@ class Job:
         height, width = self.picture.size
         return height * self.problem.operator.scale, width * self.problem.operator.scale
 
+    def interval_width(self) -> float:
+        """How many times as wide as between samples the intervals of 90 % are."""
+        network = self.parts.get("posterior")
+        return 1.0 if network is None else network.widening(self.problem.operator)
+
     def fits(self, other: "Job") -> bool:
         """Whether both can run in one batch: one size, one operator, one kind of border."""
         return (

@@ -173,14 +173,16 @@ class RestorationPipeline:
         with noting(of_all, set()):
             restored = iter(run.all(jobs))
         n = request.samples
-        jobs_done = iter(jobs[::n])
+        remaining = iter(jobs[::n])
+        first: list[Job | None] = []  # of each picture; None where it is left alone
         per_picture: list[list[Picture]] = []
         done: list[tuple[str, float, str]] = []  # the task, the noise and the solver of each
         for index, (picture, plan) in enumerate(zip(pictures, plans, strict=True)):
             alone = plan is not None and plan.task == NOTHING
+            first.append(None if alone else next(remaining))
             samples = [picture] * n if alone else [next(restored) for _ in range(n)]
             with noting(notes[index], self._told):
-                kept, task_done = _accepted(samples, picture, plan, None if alone else next(jobs_done))
+                kept, task_done = _accepted(samples, picture, plan, first[index])
             per_picture.append([with_fixed_colours(one) for one in kept] if request.fix_colours else kept)
             done.append(task_done)
         return RestorationResult(
@@ -198,7 +200,7 @@ class RestorationPipeline:
             forecast=run.clock.forecast,
             found=[list(plan.because) if plan else [] for plan in plans],
             marks=[plan.marks if plan else None for plan in plans],
-            intervals=self._intervals(pictures, task, request, options, plans, jobs[::n]) if request.doubt else [],
+            intervals=self._intervals(pictures, task, request, options, first) if request.doubt else [],
         )
 
     def _with_solver(self, options: Options) -> Options:
@@ -220,7 +222,7 @@ class RestorationPipeline:
                     continue
                 measured = plan.prepared(picture) if plan else picture
                 problem, solver = request.problem(measured, plan), request.solver_of(plan)
-                self.check_training(solver, problem, measured.size)
+                self.check_training(solver, problem, measured.pixels.shape[:2])
             parts = self.parts(solver, problem)
             if plan is not None and plan.conditions is not None:
                 parts = parts | {"conditions": plan.conditions.tensor(self.device)}
@@ -233,21 +235,16 @@ class RestorationPipeline:
         task: str | Task | Operator,
         request: Request,
         options: Options,
-        plans: list[Treatment | None],
-        jobs: list[Job],
+        jobs: list[Job | None],
     ) -> list[tuple[Tensor, Tensor]]:
-        """The interval of each pixel, from samples that are drawn for it. `jobs` has one of each picture that is not left alone."""
+        """The interval of each pixel, from samples that are drawn for it; a picture without a job is left alone."""
         drawn: Options = {**self._with_solver(options), "doubt": False, "samples": DOUBT_SAMPLES}
         drawn |= {"callback": None, "progress": None, "forecast": None, "planned": None}
         if "posterior" in request.method.needs:
             drawn["realism"] = 1.0
-        found, remaining = [], iter(jobs)
-        for each, plan in zip(self(pictures, task, **drawn).samples, plans, strict=True):
-            job = None if plan is not None and plan.task == NOTHING else next(remaining)
-            network = job.parts.get("posterior") if job else None
-            factor = network.widening(job.problem.operator) if job and network else 1.0
-            found.append(interval(torch.stack([one.tensor for one in each]), factor))
-        return found
+        samples = self(pictures, task, **drawn).samples
+        widths = [job.interval_width() if job else 1.0 for job in jobs]
+        return [interval(torch.stack([p.tensor for p in each]), w) for each, w in zip(samples, widths, strict=True)]
 
     @staticmethod
     def check_options(task: str | Task | Operator, **options: Unpack[Options]) -> None:
