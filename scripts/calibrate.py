@@ -1,7 +1,8 @@
 """Fit the width of a posterior network's intervals, so that 90 % of the pixels of other pictures lie in them.
 
 python scripts/calibrate.py MODEL IMAGES [N]: N pictures (40) of a folder or archive, evenly over their names, with the
-paper's nine settings. Prints the factor that each needs, and writes the one of all into MODEL/posterior/config.json.
+paper's nine settings and jpeg30. Prints the factor that each needs, and writes that of the linear ones (doubt) and that of JPEG (doubt_jpeg)
+into MODEL/posterior/config.json.
 """
 
 import json
@@ -10,19 +11,22 @@ from pathlib import Path
 
 import torch
 
-from ddc.evaluation.pictures import load_images
+from ddc.datasets import load_images
 from ddc.images import to_internal, to_unit
 from ddc.perceptual import interval
 from ddc.pipeline import DOUBT_SAMPLES, RestorationPipeline
 from ddc.problems import image_seeds, measure
 from ddc.solvers.posterior import Posterior
 
-SETTINGS = [(task, sigma) for sigma in (0.0, 0.05) for task in ("sr4", "sr8", "gauss", "inpaint92")] + [("jpeg10", 0.0)]
+SETTINGS = [(task, sigma) for sigma in (0.0, 0.05) for task in ("sr4", "sr8", "gauss", "inpaint92")] + [
+    ("jpeg10", 0.0),
+    ("jpeg30", 0.0),
+]
 PER_PICTURE = 4096  # pixels that count, at random places
 
 
 @torch.no_grad()
-def main(model: Path, images: Path, count: int, size: int = 256) -> float:
+def main(model: Path, images: Path, count: int, size: int = 256) -> dict[str, float]:
     pipe = RestorationPipeline.from_pretrained(model).to("auto")
     ratios: list[torch.Tensor] = []  # distance from the middle of the interval, over half its width
     for task, sigma in SETTINGS:
@@ -38,11 +42,20 @@ def main(model: Path, images: Path, count: int, size: int = 256) -> float:
             own.append(ratio[torch.randint(len(ratio), (PER_PICTURE,), generator=torch.Generator().manual_seed(0))])
         ratios.append(torch.cat(own))
         print(f"{task} {sigma:g}: {float(ratios[-1].quantile(0.9)):.3f}", flush=True)
-    factor = round(float(torch.cat(ratios)[:: len(SETTINGS)].quantile(0.9)), 3)
+    jpeg = [task.startswith("jpeg") for task, _ in SETTINGS]
+    factors = {
+        "doubt": fitted([found for found, is_jpeg in zip(ratios, jpeg, strict=True) if not is_jpeg]),
+        "doubt_jpeg": fitted([found for found, is_jpeg in zip(ratios, jpeg, strict=True) if is_jpeg]),
+    }
     path = model / "posterior" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"doubt": factor}, indent=2) + "\n")
-    print(f"all: {factor} (written to {path})")
-    return factor
+    path.write_text(json.dumps(json.loads(path.read_text()) | factors, indent=2) + "\n")
+    print(f"{factors} (written to {path})")
+    return factors
+
+
+def fitted(ratios: list[torch.Tensor]) -> float:
+    """The factor with which 90 % of all lie within their interval."""
+    return round(float(torch.cat(ratios)[:: len(ratios)].quantile(0.9)), 3)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ddc.evaluation.pictures import load_images
+from ddc.datasets import load_images
 from ddc.fast import cpu_unet
 from ddc.images import to_internal, to_unit
 from ddc.noise import Noise, derive_seed

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ddc.evaluation.pictures import load_images
+from ddc.datasets import load_images
 from ddc.images import to_internal, to_unit
 from ddc.noise import derive_seed
 from ddc.perceptual import LPIPS, psnr

@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,8 +37,9 @@ def _become(call: Call, words: list[str], outputs: list[str], environment: dict[
     tempfile.tempdir = None  # which may be another than the environment's
     for number, path in enumerate(outputs, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOCTTY), number)
+    encoding = environment.get("PYTHONIOENCODING", "utf-8")
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(os.fdopen(number, "wb"), encoding="utf-8", line_buffering=number == 2) for number in (1, 2)
+        io.TextIOWrapper(os.fdopen(number, "wb"), encoding=encoding, line_buffering=number == 2) for number in (1, 2)
     )
     sys.exit(call(words))
 
@@ -77,6 +79,17 @@ def start(
     process.start()
     atexit.register(process.kill)  # if a test failed before its end; else the tests would wait for it
     return process
+
+
+def start_two(words: list[str], said: Path, call: Call = main) -> list[BaseProcess]:
+    """Two processes that work together, as a launcher starts them. Their stderr goes to SAID-0 and SAID-1."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    how = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    how = os.environ | how | {"CUDA_VISIBLE_DEVICES": ""}
+    ranks = ({"RANK": rank, "LOCAL_RANK": rank} for rank in "01")
+    return [start(words, stderr=f"{said}-{rank['RANK']}", environment=how | rank, call=call) for rank in ranks]
 
 
 def run(

@@ -243,8 +243,13 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("resampling", ["resblock", "conv", "pool"])
-@pytest.mark.parametrize("shape", SHAPES)
+RESAMPLED = [(shape, "resblock") for shape in SHAPES]
+RESAMPLED += [
+    (shape, kind) for kind in ("conv", "pool") for shape in ("three levels, two blocks", "narrowing", "one level")
+]
+
+
+@pytest.mark.parametrize(("shape", "resampling"), RESAMPLED)
 def test_every_shape_is_equal(tmp_path: Path, shape: str, resampling: str) -> None:
     net = reference(**SHAPES[shape], resampling=resampling)
     heads = {k: v for k, v in SHAPES[shape].items() if k.startswith("num_heads")}

@@ -57,6 +57,21 @@ def test_no_noise_is_left_at_the_border(pipe: RestorationPipeline) -> None:
     assert border.sqrt() < 1.3 * inside.mean().sqrt()  # 1.2; without a margin 1.6
 
 
+@pytest.mark.parametrize(
+    ("task", "sigma", "least"), [("projections25", 0.0, 4.0), ("bayer", 0.02, 1.0), ("area3.5", 0.0, 0.8)]
+)
+def test_operators_of_no_training_gain_from_the_network(
+    pipe: RestorationPipeline, task: str, sigma: float, least: float
+) -> None:
+    truth = torch.from_numpy(data.coffee()[100:228, 200:328].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+    problem, y = measure(task, sigma, truth, ["coffee"])
+    guess = problem.operator.guess(y, problem.sigma, (128, 128))
+    found = pipe.solve(y, problem, make_solver("posterior:realism=0"), [0], size=(128, 128))
+    gain = psnr(to_unit(found), to_unit(truth)) - psnr(to_unit(guess), to_unit(truth))
+    print(f"{task}: {gain:.2f} dB more than the guess")
+    assert gain > least
+
+
 @pytest.mark.parametrize(("task", "sigma"), [("sr4", 0.0), ("sr4", 0.05)])
 def test_one_pass_comes_close_to_five_steps(pipe: RestorationPipeline, task: str, sigma: float) -> None:
     truth = torch.from_numpy(data.coffee()[100:196, 200:296].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1

@@ -76,8 +76,7 @@ def test_noise_estimate_needs_pixels() -> None:
         estimate_sigma(Picture(flat(64), (mask * 255).astype(np.uint8)))
 
 
-@pytest.mark.parametrize("width", [1.0, 1.5, 2.5, 4.0])
-@pytest.mark.parametrize("sigma", [0.0, 0.02])
+@pytest.mark.parametrize(("width", "sigma"), [(1.0, 0.02), (1.5, 0.0), (2.5, 0.02), (4.0, 0.0)])
 def test_a_blur_is_estimated(width: float, sigma: float) -> None:
     """Of photographs that were blurred whole, with what lies beyond their border."""
     rng = np.random.default_rng(0)
@@ -100,7 +99,7 @@ def test_sharp_photographs_are_estimated_sharp_and_tiny_ones_not_at_all() -> Non
         estimate_blur(Picture(data.astronaut()[:30, :40]), 0.0)
 
 
-@pytest.mark.parametrize(("radius", "softness"), [(2.0, 0.0), (3.1, 0.6), (5.0, 0.0), (9.0, 0.6)])
+@pytest.mark.parametrize(("radius", "softness"), [(2.0, 0.0), (3.1, 0.6), (9.0, 0.6)])
 def test_a_disc_is_told_from_a_gaussian(radius: float, softness: float) -> None:
     for photograph in (data.astronaut(), data.coffee(), data.chelsea()):
         blur = estimate_blur(blurred(photograph, softened(disc_kernel(radius), softness)), 0.0)
@@ -110,7 +109,7 @@ def test_a_disc_is_told_from_a_gaussian(radius: float, softness: float) -> None:
         assert noisy.radius == pytest.approx(radius, abs=0.31)
 
 
-@pytest.mark.parametrize(("length", "angle", "softness"), [(6.0, 20.0, 0.0), (15.0, 100.0, 0.6), (25.0, 160.0, 0.6)])
+@pytest.mark.parametrize(("length", "angle", "softness"), [(6.0, 20.0, 0.0), (25.0, 160.0, 0.6)])
 def test_a_motion_is_told_with_its_length_and_direction(length: float, angle: float, softness: float) -> None:
     kernel = softened(motion_kernel(length, angle), softness)
     for photograph in (data.coffee(), data.chelsea()):

@@ -27,10 +27,10 @@ def test_without_dlib_it_is_said_what_to_install(
 
 
 def test_without_its_networks_identity_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics = Metrics()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert Identity.if_fetched() is None
-    metrics.identity = None
+    monkeypatch.setenv("DDC_VGG16", str(tmp_path / "absent"))
+    metrics = Metrics()
+    assert metrics.identity is None
     assert "identity" not in metrics(picture(), picture())[0]
 
 

@@ -57,8 +57,7 @@ def test_vgg16_equals_the_reference_package() -> None:
     except UserError as error:
         pytest.skip(str(error))
     x, y = pairs()
-    torch.testing.assert_close(vgg(x[:3], y[:3]), torch.tensor(VGG[:3]), atol=1e-5, rtol=0)
-    torch.testing.assert_close(vgg(x[3:], y[3:]), torch.tensor(VGG[3:]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(vgg(x[::2], y[::2]), torch.tensor(VGG[::2]), atol=1e-5, rtol=0)
 
 
 def test_dists_equals_the_reference_package() -> None:
@@ -66,10 +65,10 @@ def test_dists_equals_the_reference_package() -> None:
         dists = DISTS(LPIPS("vgg"))
     except UserError as error:
         pytest.skip(str(error))
-    x, y = ((part[::2] + 1) / 2 for part in pairs())
-    torch.testing.assert_close(dists(x, y), torch.tensor(REFERENCE_DISTS[::2]), atol=1e-5, rtol=0)
+    x, y = ((part[::4] + 1) / 2 for part in pairs())
+    torch.testing.assert_close(dists(x, y), torch.tensor(REFERENCE_DISTS[::4]), atol=1e-5, rtol=0)
     x = x[..., :64, :64]
-    torch.testing.assert_close(dists(x, x), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(dists(x, x), torch.zeros(2), atol=1e-5, rtol=0)
     assert not any(p.requires_grad for p in dists.parameters())
 
 

@@ -388,7 +388,7 @@ def test_pixels_of_every_kind_are_one_picture(pipe: RestorationPipeline) -> None
 
 
 def test_a_blur_is_estimated_from_each_picture(pipe: RestorationPipeline) -> None:
-    cup = torch.from_numpy(data.coffee()[100:228, 200:328] / np.float32(255)).permute(2, 0, 1)
+    cup = torch.from_numpy(data.coffee()[120:216, 220:316] / np.float32(255)).permute(2, 0, 1)
     blurred = [to_unit(GaussianBlur(width)(to_internal(cup)[None])[0]) for width in (1.5, 3.0)]
     result = pipe(blurred, "deblur", steps=1)
     widths = [float(task.removeprefix("gauss")) for task in result.tasks]  # no discs
@@ -456,6 +456,24 @@ def test_a_note_is_logged_once_and_returned_each_time(
     assert pipe(crops(1, 16)[0], "colorize", steps=1, solver="ddnm").notes == [[]]
     ((noisy,),) = pipe(crops(1, 16)[0], "sr4", sigma=0.3, steps=1).notes
     assert "not trained for noise above 0.1" in noisy
+
+
+class Shifted(LinearOperator):
+    """Each pixel and the one 50 rows below are added: a mixture of distant pixels, in which not every frequency is left."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + x.roll(50, -2)) / 2
+
+    def adjoint(self, y: torch.Tensor, size: tuple[int, int] | None = None) -> torch.Tensor:
+        return (y + y.roll(-50, -2)) / 2
+
+
+def test_an_operator_that_mixes_distant_pixels_is_noted(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ship(monkeypatch, tiny_model)
+    pipe = RestorationPipeline.from_pretrained()
+    ((note,),) = pipe(crops(1, 96)[0], Shifted(), steps=1, sigma=0.01, solver="ddc").notes
+    assert "not trained for an operator that mixes distant pixels" in note and "ddnm" in note
+    assert pipe(crops(1, 96)[0], Shifted(), steps=1, sigma=0, solver="ddnm").notes == [[]]
 
 
 def test_jpeg_files_bring_their_own_noise(

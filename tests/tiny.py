@@ -20,9 +20,16 @@ TINY_VAE: dict[str, Any] = {
 }
 
 
+def filled(unet: CompactUNet) -> CompactUNet:
+    """The network ready for use, with small weights in its zero-initialised layers: everything it is told has an effect."""
+    for parameter in unet.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.02)
+    return unet.eval().requires_grad_(False)
+
+
 def tiny_unet(in_channels: int, seed: int, out_channels: int = 3) -> CompactUNet:
-    """A small network of the real class. Its zero-initialised layers are given small weights, so that
-    everything it is told has an effect."""
+    """A small network of the real class."""
     torch.manual_seed(seed)
     unet = CompactUNet(
         in_channels,
@@ -33,10 +40,7 @@ def tiny_unet(in_channels: int, seed: int, out_channels: int = 3) -> CompactUNet
         groups=4,
         head_dim=8,
     )
-    for parameter in unet.parameters():
-        if not parameter.any():
-            torch.nn.init.normal_(parameter, std=0.02)
-    return unet.eval().requires_grad_(False)
+    return filled(unet)
 
 
 def tiny_posterior() -> PosteriorDenoiser:
@@ -53,21 +57,14 @@ def tiny_posterior() -> PosteriorDenoiser:
         attention_levels=(0,),
         conditions=CONDITIONS,
     )
-    for parameter in unet.parameters():
-        if not parameter.any():
-            torch.nn.init.normal_(parameter, std=0.02)
-    return PosteriorDenoiser(unet.eval().requires_grad_(False))
+    return PosteriorDenoiser(filled(unet))
 
 
 def tiny_network() -> DataConsistency:
     """A small network like the shipped one, with a layer that is large enough to be rounded."""
     torch.manual_seed(0)
     unet = CompactUNet(11, channels=(8, 24), encoder_blocks=(1, 1), decoder_blocks=(1,), groups=4, head_dim=8)
-    for parameter in unet.parameters():
-        if not parameter.any():
-            torch.nn.init.normal_(parameter, std=0.02)
-    unet = unet.eval().requires_grad_(False)
-    return DataConsistency(unet, ("wiener", "projection", "mask", "sigma"), "blend")
+    return DataConsistency(filled(unet), ("wiener", "projection", "mask", "sigma"), "blend")
 
 
 def small_diffusers(**options: Any) -> Any:

@@ -245,9 +245,10 @@ class Spectrum:
         """Returns the cost of a blur that leaves these shares of each bin's power."""
         slope, photograph = self._laws(coarseness)
         improbable = 10 * ((slope[:, 0, 0, 0] - 2.4) / 0.35) ** 2
-        expected = photograph * passed[:, None] + self.noise
+        expected = photograph * passed[:, None]
+        expected += self.noise
         unlikely = self.power[:, None] / expected
-        unlikely += np.log(expected, out=expected)
+        unlikely += torch.from_numpy(expected).log_().numpy()  # faster than NumPy's
         each_law = np.einsum("ldaf,df->lda", unlikely, self.weight).min(2).sum(1)
         return float((each_law + improbable).min())
 

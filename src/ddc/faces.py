@@ -45,11 +45,6 @@ class Identity:
         self.landmarks = dlib.shape_predictor(files[LANDMARKS])
         self.network = dlib.face_recognition_model_v1(files[EMBEDDING])
 
-    @staticmethod
-    def if_fetched() -> "Identity | None":
-        """The networks, if they were downloaded."""
-        return Identity() if all((cache_folder() / name).is_file() for name in HASHES) else None
-
     def __call__(self, x: Tensor, truth: Tensor) -> list[float | None]:
         """The distance of the largest face in each pair of pictures (B, 3, H, W) in [0, 1]; None where the true one shows
         no face."""

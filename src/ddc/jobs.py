@@ -272,6 +272,11 @@ class Job:
         height, width = self.picture.size
         return height * self.problem.operator.scale, width * self.problem.operator.scale
 
+    def interval_width(self) -> float:
+        """How many times as wide as between samples the intervals of 90 % are."""
+        network = self.parts.get("posterior")
+        return 1.0 if network is None else network.widening(self.problem.operator)
+
     def fits(self, other: "Job") -> bool:
         """Whether both can run in one batch: one size, one operator, one kind of border."""
         return (
@@ -472,10 +477,7 @@ class Group:
         """What the operator would have measured of the window alone."""
         wide = widened(window, self.around, self.size) if self.around else window
         y = torch.stack([job.measurement(wide) for job in self.jobs]).to(self.pipe.device)
-        continues = self.jobs[0].continues
-        if wide == window and not continues:
-            return y
-        return own_measurement(y, Problem(self.operator, self.sigma_y(1)), wide, window, continues)
+        return own_measurement(y, Problem(self.operator, self.sigma_y(1)), wide, window, self.jobs[0].continues)
 
     def sigma_y(self, windows: int) -> float | Tensor:
         """σ_y of the jobs, repeated for each window."""

@@ -24,7 +24,6 @@ TILE = 4096  # values that a program sums at a time; it normalises twice as many
 WARPS = 8
 PROGRAMS = 2048  # enough of them to fill a large GPU
 MOST_PARTS = 64  # of a picture, each with its own sums, which every program that normalises adds up
-WIDEST_GROUP = 64  # channels of a group that these programs can take
 UNSPECIALISED = ["pixels", "part", "parts", "bias_row", "modulation_row"]  # one kernel for all their values
 
 

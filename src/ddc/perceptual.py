@@ -320,9 +320,9 @@ class Metrics:
             from ddc.inception import Inception
 
             self.inception = Inception.from_file(weights).to(self.device)
-        from ddc.faces import Identity
+        from ddc.faces import HASHES, Identity
 
-        self.identity = Identity.if_fetched()
+        self.identity = Identity() if all((cache_folder() / name).is_file() for name in HASHES) else None
 
     @torch.no_grad()
     def __call__(self, x: Tensor, truth: Tensor) -> tuple[dict[str, list[Any]], dict[str, Array]]:

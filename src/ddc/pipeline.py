@@ -27,7 +27,7 @@ from ddc.jobs import Execution, Image, Job, Options, Request
 from ddc.latents import LatentPrior
 from ddc.operators.base import Operator, Size
 from ddc.operators.colorize import Colorize
-from ddc.operators.inpaint import Denoise
+from ddc.operators.natural import far_and_unmixed
 from ddc.perceptual import interval
 from ddc.priors import DataConsistency, Prior, autoencoder_folder
 from ddc.problems import Problem, Task
@@ -173,14 +173,16 @@ class RestorationPipeline:
         with noting(of_all, set()):
             restored = iter(run.all(jobs))
         n = request.samples
-        jobs_done = iter(jobs[::n])
+        remaining = iter(jobs[::n])
+        first: list[Job | None] = []  # of each picture; None where it is left alone
         per_picture: list[list[Picture]] = []
         done: list[tuple[str, float, str]] = []  # the task, the noise and the solver of each
         for index, (picture, plan) in enumerate(zip(pictures, plans, strict=True)):
             alone = plan is not None and plan.task == NOTHING
+            first.append(None if alone else next(remaining))
             samples = [picture] * n if alone else [next(restored) for _ in range(n)]
             with noting(notes[index], self._told):
-                kept, task_done = _accepted(samples, picture, plan, None if alone else next(jobs_done))
+                kept, task_done = _accepted(samples, picture, plan, first[index])
             per_picture.append([with_fixed_colours(one) for one in kept] if request.fix_colours else kept)
             done.append(task_done)
         return RestorationResult(
@@ -198,7 +200,7 @@ class RestorationPipeline:
             forecast=run.clock.forecast,
             found=[list(plan.because) if plan else [] for plan in plans],
             marks=[plan.marks if plan else None for plan in plans],
-            intervals=self._intervals(pictures, task, request, options) if request.doubt else [],
+            intervals=self._intervals(pictures, task, request, options, first) if request.doubt else [],
         )
 
     def _with_solver(self, options: Options) -> Options:
@@ -220,7 +222,7 @@ class RestorationPipeline:
                     continue
                 measured = plan.prepared(picture) if plan else picture
                 problem, solver = request.problem(measured, plan), request.solver_of(plan)
-                self.check_training(solver, problem)
+                self.check_training(solver, problem, measured.pixels.shape[:2])
             parts = self.parts(solver, problem)
             if plan is not None and plan.conditions is not None:
                 parts = parts | {"conditions": plan.conditions.tensor(self.device)}
@@ -228,17 +230,21 @@ class RestorationPipeline:
         return plans, jobs
 
     def _intervals(
-        self, pictures: list[Picture], task: str | Task | Operator, request: Request, options: Options
+        self,
+        pictures: list[Picture],
+        task: str | Task | Operator,
+        request: Request,
+        options: Options,
+        jobs: list[Job | None],
     ) -> list[tuple[Tensor, Tensor]]:
-        """The interval of each pixel, from samples that are drawn for it."""
+        """The interval of each pixel, from samples that are drawn for it; a picture without a job is left alone."""
         drawn: Options = {**self._with_solver(options), "doubt": False, "samples": DOUBT_SAMPLES}
         drawn |= {"callback": None, "progress": None, "forecast": None, "planned": None}
-        factor = 1.0
         if "posterior" in request.method.needs:
             drawn["realism"] = 1.0
-            factor = self.parts(request.method, Problem(Denoise()))["posterior"].doubt
         samples = self(pictures, task, **drawn).samples
-        return [interval(torch.stack([one.tensor for one in each]), factor) for each in samples]
+        widths = [job.interval_width() if job else 1.0 for job in jobs]
+        return [interval(torch.stack([p.tensor for p in each]), w) for each, w in zip(samples, widths, strict=True)]
 
     @staticmethod
     def check_options(task: str | Task | Operator, **options: Unpack[Options]) -> None:
@@ -261,8 +267,9 @@ class RestorationPipeline:
         run = Run(y, problem, prior, list(seeds), callback, size, **self.parts(solver, problem))
         return solver.solve(run).detach()
 
-    def check_training(self, solver: Solver, problem: Problem) -> None:
-        """Refuse a solver whose network is missing; warn if the shipped one was not trained for the task or the noise."""
+    def check_training(self, solver: Solver, problem: Problem, size: Size) -> None:
+        """Refuse a solver whose network is missing; warn if the shipped one was not trained for the task or the noise;
+        `size` is that of the measurement."""
         self.check_prior(solver)
         if not {"network", "posterior"} & {*solver.needs}:
             return
@@ -276,6 +283,8 @@ class RestorationPipeline:
             unknown = problem.name
         elif float(problem.sigma_y) > 1.5 * MOST_NOISE:
             unknown = f"noise above {MOST_NOISE:g}"
+        elif not problem.operator.local and far_and_unmixed(problem.operator, size, "posterior" in solver.needs):
+            unknown = "an operator that mixes distant pixels"
         if unknown and self.folder == DEFAULT_MODEL:
             logger.warning(
                 "the shipped model was not trained for %s, so the result will be poor; the solver ddnm needs no training",

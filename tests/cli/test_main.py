@@ -28,6 +28,12 @@ def test_help_answers_within_a_second() -> None:
     assert "restore" in answer.stdout and answer.stdout.endswith("False\n")
 
 
+def test_the_package_is_a_command_too() -> None:
+    for words, code, out in ((["--version"], 0, f"ddc {__version__}\n"), (["toast"], 2, "")):
+        ran = subprocess.run([sys.executable, "-m", "ddc", *words], capture_output=True, text=True)
+        assert (ran.returncode, ran.stdout) == (code, out)
+
+
 def test_every_command_that_is_listed_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     for command in available():
         assert main([command, "--help"]) == 0, command

@@ -54,7 +54,7 @@ def test_one_file(restore: Callable[..., int], photo: Path, tmp_path: Path, caps
 def test_an_estimated_blur_is_told(
     restore: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cat = PIL.Image.fromarray(data.chelsea()[60:188, 120:248]).filter(PIL.ImageFilter.GaussianBlur(2))
+    cat = PIL.Image.fromarray(data.chelsea()[60:180, 120:240]).filter(PIL.ImageFilter.GaussianBlur(2))
     cat.save(tmp_path / "cat.png")
     target = tmp_path / "sharp.png"
     assert restore(tmp_path / "cat.png", "-o", target, "--task", "deblur", "--steps", "1") == 0
@@ -70,7 +70,7 @@ def test_what_was_found_is_told_and_a_picture_without_a_fault_is_left(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cat = PIL.Image.fromarray(data.chelsea()[60:188, 120:248])
+    cat = PIL.Image.fromarray(data.chelsea()[60:180, 120:240])
     cat.save(tmp_path / "fine.png")
     cat.save(tmp_path / "coarse.jpg", quality=12)
     assert restore(tmp_path, "-o", tmp_path / "out", "--steps", "1") == 0
@@ -82,7 +82,7 @@ def test_what_was_found_is_told_and_a_picture_without_a_fault_is_left(
 
 
 def test_without_a_place_the_result_lies_beside_the_picture(restore: Callable[..., int], tmp_path: Path) -> None:
-    PIL.Image.fromarray(data.chelsea()[60:188, 120:248]).save(tmp_path / "cat.jpg", quality=12)
+    PIL.Image.fromarray(data.chelsea()[60:180, 120:240]).save(tmp_path / "cat.jpg", quality=12)
     assert restore(tmp_path / "cat.jpg", "--steps", "1") == 0
     assert files_below(tmp_path) == ["cat.jpg", "cat_restored.png"]
     assert restore(tmp_path, "--steps", "1") == 2 and not (tmp_path / "out").exists()
@@ -184,10 +184,12 @@ def test_names_that_are_no_text(tiny_model: Path, photo: Path, tmp_path: Path, e
     out = tmp_path / "out"
     words = ["restore", photo.parent, "-o", out, "--task", "denoise", "--sigma", "0.1", "--model", tiny_model]
     environment = os.environ | {"PYTHONIOENCODING": encoding}
-    ran = subprocess.run([sys.executable, "-m", "ddc", *map(str, words)], capture_output=True, env=environment)
-    assert ran.returncode == 0 and b"Traceback" not in ran.stderr
+    process = start(words, tmp_path / "stdout", tmp_path / "stderr", environment)
+    process.join(60)
+    assert process.exitcode == 0 and b"Traceback" not in (tmp_path / "stderr").read_bytes()
     assert [file.name for file in out.iterdir()] == [name]
-    assert ran.stdout.strip().endswith(os.fsencode(name) if encoding == "utf-8" else rb"\udcff \xfc.png")
+    said = (tmp_path / "stdout").read_bytes().strip()
+    assert said.endswith(os.fsencode(name) if encoding == "utf-8" else rb"\udcff \xfc.png")
 
 
 def test_the_only_picture_that_fails_has_its_json_line_too(
@@ -261,7 +263,7 @@ def test_jpeg_quality_is_taken_from_the_file(
 
 
 def test_scratches_and_colours(restore: Callable[..., int], tmp_path: Path) -> None:
-    faded = (0.18 + 0.6 * data.coffee()[:128, :160] / 255) * np.array([1.08, 1, 0.76])
+    faded = (0.18 + 0.6 * data.coffee()[:120, :160] / 255) * np.array([1.08, 1, 0.76])
     faded[10:120, 40:42] = 0.97
     Picture(np.rint(255 * faded.clip(0, 1)).astype(np.uint8)).write(tmp_path / "scan.png")
     assert restore(tmp_path / "scan.png", "--scratches", "--fix-colours", "--solver", "one-pass") == 0

@@ -2,10 +2,7 @@
 
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from run_folder import without_pictures
 from skimage import data
 
 from ddc.cli.evaluate import Evaluate
+from ddc.datasets import CleanImage, evenly, load_images
 from ddc.errors import UserError
 from ddc.evaluation.benchmark import (
     EvaluationOptions,
@@ -30,14 +28,14 @@ from ddc.evaluation.benchmark import (
     parse_models,
 )
 from ddc.evaluation.experiments import bundled_images
-from ddc.evaluation.pictures import CleanImage, load_images
 from ddc.evaluation.results import COLUMNS, paired_differences, read_results, write_results
-from ddc.evaluation.run import KEY, WORST, RunFolder, evenly, picture_paths, read_rows, solver_label
+from ddc.evaluation.run import KEY, WORST, RunFolder, picture_paths, read_rows, solver_label
 from ddc.perceptual import vgg16_weights
 from ddc.priors import Prior
 from ddc.problems import measure
 from ddc.solvers.base import make_solver
 from ddc.solvers.bridge import Bridge
+from processes import start_two
 
 SIZE = 32
 pytestmark = pytest.mark.usefixtures("small_metrics")
@@ -58,17 +56,24 @@ def settle(row: dict) -> dict:
 
 def run_all(model: Path, pictures: Path, out: Path, batch_size: int = 1, **limits: int) -> list[dict]:
     models = Models({"tiny": model})
-    cases = make_cases(models, ["sr4", "inpaint92"], [0, 0.05], ["ddc", "ddnm:steps=3", "pinv"])
+    cases = make_cases(models, ["sr4:sigma=0", "inpaint92"], [0.05], ["ddc", "ddnm:steps=3", "pinv"])
     evaluate(cases, load_images(pictures, SIZE, **limits), models, EvaluationOptions(out, batch_size=batch_size))
     rows, _ = read_rows(out)
     return sorted((settle(row) for row in rows), key=lambda r: json.dumps([r[k] for k in (*KEY, "image")]))
 
 
+@pytest.fixture(scope="module")
+def whole(tiny_model: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
+    """A run without an interruption, one picture at a time, and its rows."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    return folder, run_all(tiny_model, pictures, folder)
+
+
 def test_interrupted_evaluation_ends_with_the_same_numbers(
-    tiny_model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: tuple[Path, list[dict]], tiny_model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run_all(tiny_model, pictures, tmp_path / "whole")
-    assert len(whole) == 2 * 2 * 3 * 4
+    folder, expected = whole
+    assert len(expected) == 2 * 3 * 4
 
     calls = 0
     measure_batch = Measuring.batch
@@ -76,7 +81,7 @@ def test_interrupted_evaluation_ends_with_the_same_numbers(
     def interrupted(*args: Any) -> Measured:
         nonlocal calls
         calls += 1
-        if calls == 18:
+        if calls == 11:
             raise KeyboardInterrupt
         return measure_batch(*args)
 
@@ -85,26 +90,27 @@ def test_interrupted_evaluation_ends_with_the_same_numbers(
         run_all(tiny_model, pictures, tmp_path / "cut")
     path = tmp_path / "cut" / "rows-0.jsonl"
     before = read_rows(tmp_path / "cut")[0]
-    assert len(before) == 17
+    assert len(before) == 10
     path.write_text(path.read_text() + '{"model": "tiny", "task": "sr')  # as a kill while writing leaves it
     resumed = run_all(tiny_model, pictures, tmp_path / "cut")
-    assert calls == 18 + len(whole) - 17  # nothing was measured twice
-    assert resumed == whole
-    assert read_rows(tmp_path / "cut")[0][:17] == before
+    assert calls == 11 + len(expected) - 10  # nothing was measured twice
+    assert resumed == expected
+    assert read_rows(tmp_path / "cut")[0][:10] == before
 
     # and the summaries agree too
-    for name in ("whole", "cut"):
-        write_results(tmp_path / name, read_results(tmp_path / name))
-    both = [json.loads((tmp_path / d / "results.json").read_text())["rows"] for d in ("whole", "cut")]
+    both = []
+    for run in (folder, tmp_path / "cut"):
+        write_results(run, read_results(run))
+        both.append(json.loads((run / "results.json").read_text())["rows"])
     for row in (*both[0], *both[1]):
         row.pop("seconds")
     assert both[0] == both[1]
 
 
 def test_batches_and_processes_give_the_same_numbers(
-    tiny_model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: tuple[Path, list[dict]], tiny_model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    single = run_all(tiny_model, pictures, tmp_path / "single")
+    single = whole[1]
     batched = run_all(tiny_model, pictures, tmp_path / "batched", batch_size=4)
     monkeypatch.setattr(RunFolder, "wait_for_all", lambda run: None)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -119,21 +125,13 @@ def test_batches_and_processes_give_the_same_numbers(
                 assert a[name] == pytest.approx(b[name], abs=2e-4)
 
 
-def test_two_processes_with_a_launcher(tiny_model: Path, pictures: Path, tmp_path: Path) -> None:
+def test_two_processes_of_a_launcher(tiny_model: Path, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "ddc",
-    ]
-    command += ["evaluate", "--images", str(pictures), "--out", str(out), "--model", str(tiny_model)]
-    command += ["--size", str(SIZE), "--device", "cpu", "--solver", "pinv", "--limit", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
+    words = ["evaluate", "--images", str(pictures), "--out", str(out), "--model", str(tiny_model)]
+    words += ["--size", str(SIZE), "--device", "cpu", "--solver", "pinv", "--limit", "3"]
+    for process in start_two(words, tmp_path / "said"):
+        process.join(120)
+        assert process.exitcode == 0, (tmp_path / "said-0").read_text()
     assert {path.name for path in out.glob("rows-*")} == {"rows-0.jsonl", "rows-1.jsonl"}
     assert json.loads((out / "results.json").read_text())["rows"][0]["n"] == 3
     assert (out / "report.html").is_file()

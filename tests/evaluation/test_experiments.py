@@ -2,8 +2,9 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from run_folder import without_pictures
@@ -14,6 +15,9 @@ from ddc.evaluation.experiments import COMMANDS, EXPERIMENTS, find_variants, pap
 from ddc.problems import Task
 from ddc.solvers import SOLVERS
 
+# of the longest experiment: one solver of each kind, and one level of noise
+FEW: dict[str, Any] = {"solvers": ["ddc", "dps", "dds", "pinv"], "sigmas": [0.02]}
+
 
 def ship(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Take another folder for the shipped model."""
@@ -23,8 +27,10 @@ def ship(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def small_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small_metrics: Path) -> None:
-    """Without the largest networks of the metrics, and without the models that are shipped."""
+    """Without the largest networks of the metrics, the models that are shipped, and the plots of every report."""
     ship(monkeypatch, tmp_path / "shipped" / "default")
+    monkeypatch.setattr("ddc.evaluation.report.quality_plots", lambda rows: [])
+    monkeypatch.setitem(EXPERIMENTS, "unseen", replace(EXPERIMENTS["unseen"], **FEW))
 
 
 def reproduce(name: str, model: Path | None, out: Path, **settings: object) -> tuple[list[dict], str]:

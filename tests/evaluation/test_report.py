@@ -29,10 +29,23 @@ def table_rows(markdown: str, title: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in cells}
 
 
-def test_the_page_has_the_right_numbers(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    path = write_report(tmp_path)
-    markdown, html = (tmp_path / "report.md").read_text(), path.read_text()
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of known rows, and its report."""
+    folder = tmp_path_factory.mktemp("run")
+    write_run(folder)
+    write_report(folder)
+    return folder
+
+
+@pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots take most of the time of a report."""
+    monkeypatch.setattr("ddc.evaluation.report.quality_plots", lambda rows: [])
+
+
+def test_the_page_has_the_right_numbers(run: Path) -> None:
+    markdown, html = (run / "report.md").read_text(), (run / "report.html").read_text()
     rows = table_rows(markdown, "sr4, σ = 0.05")
     assert rows["method"][:3] == ["steps", "n", "PSNR ↑"] and "FID to the truth ↓" in rows["method"]
     assert rows["ddc"][:3] == ["5", "5", "**32.00 ± 1.96**"]
@@ -43,14 +56,13 @@ def test_the_page_has_the_right_numbers(tmp_path: Path) -> None:
     differences = [line for line in markdown.splitlines() if line.startswith("| sr4, σ = 0.05 | ddnm")]
     assert "-1.100 ± 0.680" in differences[0] and "+0.040" in differences[0]
     assert '<td class="place1">32.00 ± 1.96</td>' in html and '<td class="place2">30.90 ± 1.98</td>' in html
-    tex = (tmp_path / "report.tex").read_text()
+    tex = (run / "report.tex").read_text()
     assert r"\textbf{32.00 $\pm$ 1.96}" in tex and r"PSNR $\uparrow$" in tex
     assert "A test computer" in html and "tiny: 1.5 million parameters, sha256 0123-4567" in markdown
 
 
-def test_the_page_has_the_right_pictures(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    html = write_report(tmp_path).read_text()
+def test_the_page_has_the_right_pictures(run: Path) -> None:
+    html = (run / "report.html").read_text()
     grid = html.split('id="pictures"')[1]
     # two images have pictures: truth, measurement and three methods each
     assert grid.count("<figcaption>") == 2 * 5 and "sr4, σ = 0.05: a.png" in grid and "c.png" not in grid
@@ -60,6 +72,7 @@ def test_the_page_has_the_right_pictures(tmp_path: Path) -> None:
     assert html.count('src="data:image/png') == 10 + 2  # enlarged windows, and two plots
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_the_worst_pictures_are_shown(tmp_path: Path) -> None:
     write_run(tmp_path, [make_row("ddc", i) for i in range(2)])
     worst = write_report(tmp_path).read_text().split('id="worst"')[1]
@@ -67,6 +80,7 @@ def test_the_worst_pictures_are_shown(tmp_path: Path) -> None:
     assert "31.00 dB, LPIPS 0.200" in worst and "sr4, σ = 0.05: ddc (tiny, 5 steps)" in worst
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_the_papers_figures_are_shown_beside_ours(tmp_path: Path) -> None:
     write_run(tmp_path)
     paper = {("sr4", 0.05): {"ddc": {"psnr": 27.77, "lpips": 0.25}, "other": {"psnr": 25.5}}}
@@ -79,6 +93,7 @@ def test_the_papers_figures_are_shown_beside_ours(tmp_path: Path) -> None:
     assert "What differs from the paper" in html and "<code>ddc train</code>" in html
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_many_settings_of_few_methods_are_one_table(tmp_path: Path) -> None:
     rows = [make_row("ddc", i, sigma=sigma) for sigma in (0.0, 0.1, 0.2) for i in range(2)]
     write_run(tmp_path, rows)
@@ -94,6 +109,7 @@ def test_a_folder_without_rows(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_text_in_a_report_is_escaped(tmp_path: Path) -> None:
     write_run(tmp_path)
     page = ReportPage(title="<b>& title", notes=["run `ddc <i>`"], tables=[Table("none", ["a"], [])])

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import shutil
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -146,6 +148,25 @@ def test_a_row_of_two_processes_counts_once_and_an_incomplete_line_does_not(
     with RunFolder(tmp_path) as run:
         run.write([make_row("ddc", 0, task="gauss")])
     assert len(read_rows(tmp_path)[0]) == 16  # the incomplete line was removed before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match=r"rows-0.jsonl cannot be written \(No space left on"),
+        RunFolder(tmp_path) as run,
+    ):
+        os.dup2(os.open("/dev/full", os.O_WRONLY), run.file.fileno())
+        run.write([make_row("ddc", 0)])
+    assert run.file.closed
+
+
+def test_a_run_ends_when_its_folder_is_deleted(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run") as run:
+        run.write([make_row("ddc", 0)])
+        shutil.rmtree(tmp_path / "run")
+        with pytest.raises(UserError, match=r"rows-0\.jsonl was deleted or moved during the run"):
+            run.write([make_row("ddc", 1)])
 
 
 def test_the_protocol_is_extended_not_replaced(tmp_path: Path) -> None:

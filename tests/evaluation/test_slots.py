@@ -16,6 +16,7 @@ from skimage import data
 
 from ddc.cli.evaluate import Evaluate
 from ddc.cli.reproduce import Reproduce
+from ddc.datasets import load_images
 from ddc.errors import UserError
 from ddc.evaluation import benchmark
 from ddc.evaluation.benchmark import (
@@ -27,7 +28,6 @@ from ddc.evaluation.benchmark import (
     evaluate,
     make_cases,
 )
-from ddc.evaluation.pictures import load_images
 from ddc.evaluation.results import in_order
 from ddc.evaluation.run import KEY, Timer, progress, read_rows
 from ddc.pipeline import RestorationPipeline
@@ -65,7 +65,7 @@ def test_the_time_is_up_and_the_next_run_goes_on(
     capsys: pytest.CaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert command(pictures, tmp_path / "whole", tiny_model).run() == 0
+    assert command(pictures, tmp_path / "whole", tiny_model, report=False).run() == 0
     whole = figures(tmp_path / "whole")
     out = tmp_path / "cut"
     measure_batch = Measuring.batch
@@ -94,7 +94,7 @@ def test_the_time_is_up_and_the_next_run_goes_on(
     assert missing in said and missing in (out / "report.html").read_text()
 
     monkeypatch.undo()
-    assert command(pictures, out, tiny_model, minutes=5).run() == 0
+    assert command(pictures, out, tiny_model, minutes=5, report=False).run() == 0
     assert "missing" not in capsys.readouterr().out
     resumed = figures(out)
     assert [(r["solver"], r["task"], r["image"]) for r in resumed] == [
@@ -158,7 +158,8 @@ def test_a_report_needs_the_rows_alone(
     there = tmp_path / "model"
     shutil.copytree(tiny_model, there)
     monkeypatch.setattr(benchmark, "machine", lambda device, compiled: "A large GPU (torch 2.11)")
-    assert command(pictures, tmp_path / "run", there, report=False).run() == 0
+    few: dict[str, object] = {"solver": "ddnm:steps=2,pinv", "task": "sr4"}
+    assert command(pictures, tmp_path / "run", there, report=False, **few).run() == 0
     monkeypatch.undo()
     shutil.rmtree(there)
     here = tmp_path / "copied"
@@ -169,7 +170,7 @@ def test_a_report_needs_the_rows_alone(
 
     for name in ("Metrics", "Measuring", "device_options"):
         monkeypatch.setattr(benchmark, name, nothing)
-    assert command(pictures, here, there, device="cuda:7").run() == 0
+    assert command(pictures, here, there, device="cuda:7", **few).run() == 0
     protocol = json.loads((here / "results.json").read_text())["protocol"]
     assert protocol["hardware"] == ["A large GPU (torch 2.11)"]
     assert "A large GPU" in (here / "report.html").read_text()

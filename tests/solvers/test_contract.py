@@ -39,7 +39,7 @@ OPERATORS: dict[str, Operator] = {
     "denoise": Denoise(),
 }
 MOTION = torch.eye(5) / 5
-STEPS = 4
+STEPS = 3
 ONE_STEP = ("pinv", "one-pass", "autoencoder")
 
 
@@ -114,7 +114,7 @@ def test_a_batch_equals_single_runs_and_is_reproducible(
     solver, seen = short(name), list[Step]()
     together = solver.solve(Run(y, problem, prior, Noise(SEEDS), seen.append, **parts))
     again = solver.solve(Run(y, problem, prior, Noise(SEEDS), **parts))
-    other = solver.solve(Run(y, problem, prior, Noise([98, 99]), **parts))
+    alone, other = (solver.solve(Run(y[1:], one(problem, 1), prior, Noise([seed]), **parts)) for seed in (SEEDS[1], 99))
 
     assert together.shape == (2, 3, SIZE, SIZE)
     assert together.dtype == torch.float32
@@ -124,11 +124,9 @@ def test_a_batch_equals_single_runs_and_is_reproducible(
     # some draw no noise, and a projection (mcg's, the example's) may leave nothing but y where A is the identity
     only_y = task == "denoise" and torch.allclose(together, y, atol=1e-5)
     if name not in (*ONE_STEP, "pnp-admm") and not only_y:
-        assert not torch.equal(together, other)
-    for i, seed in enumerate(SEEDS):
-        alone = solver.solve(Run(y[i : i + 1], one(problem, i), prior, Noise([seed]), **parts))
-        # JPEG's rounding turns a last bit into a level
-        assert (alone[0] - together[i]).abs().max() < (0.05 if task == "jpeg10" else 1e-3)
+        assert not torch.equal(alone, other)
+    # JPEG's rounding turns a last bit into a level
+    assert (alone[0] - together[1]).abs().max() < (0.05 if task == "jpeg10" else 1e-3)
 
     assert [step.index for step in seen] == list(range(solver.steps))
     for step in seen:

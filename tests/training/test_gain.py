@@ -47,7 +47,7 @@ def test_gain_over_the_pseudo_inverse(task: str, folder: Path, truth: Tensor, tm
     network = DataConsistency(CompactUNet(7, 3, channels=(16, 32), **small), ("estimate", "sigma"), "blend")
     # from noise in one step, where the first guess from y is corrected: what little training can teach
     how: dict[str, Any] = {
-        "steps": 100,
+        "steps": 60,
         "batch_size": 8,
         "warmup": 10,
         "learning_rate": 3e-3,

@@ -8,9 +8,6 @@ import re
 import select
 import shutil
 import signal
-import socket
-from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +34,7 @@ from ddc.training import loop, output
 from ddc.training.ddc import DDCObjective
 from ddc.training.loop import Average, Guard, learning_rate_factor, train
 from ddc.training.output import read_latest
-from processes import start
+from processes import start, start_two
 
 
 def quiet(line: str) -> None:
@@ -174,17 +171,6 @@ def train_and_die(words: list[str]) -> int:
 
     loop._Run._step = dying  # type: ignore[method-assign]
     return main(words)
-
-
-def start_two(words: list[str], said: Path, call: Callable[[list[str]], int] = main) -> list[BaseProcess]:
-    """Two processes that train together, as a launcher starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    how = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    how = os.environ | how | {"CUDA_VISIBLE_DEVICES": ""}
-    ranks = ({"RANK": rank, "LOCAL_RANK": rank} for rank in "01")
-    return [start(words, stderr=f"{said}-{rank['RANK']}", environment=how | rank, call=call) for rank in ranks]
 
 
 def test_two_processes_one_of_them_killed_equal_one_with_twice_the_batch(pictures: Path, tmp_path: Path) -> None:

@@ -122,6 +122,23 @@ def test_the_doubt_is_written(with_posterior: Path, tmp_path: Path) -> None:
     assert float((wide[1] - wide[0]).mean()) > 1.5 * float((high - low).mean())
 
 
+def test_jpeg_has_a_doubt_of_its_own(with_posterior: Path, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    pipe = RestorationPipeline.from_pretrained(with_posterior)
+    network = pipe.parts(Posterior(), make_problem("denoise"))["posterior"]
+
+    def widths(task: str) -> float:
+        low, high = pipe(Picture(pixels), task, doubt=True).intervals[0]
+        return float((high - low).mean())
+
+    before = widths("jpeg10"), widths("sr2")
+    network.doubt_jpeg = 3.0
+    after = widths("jpeg10"), widths("sr2")
+    assert after[0] == pytest.approx(3 * before[0], rel=0.1) and after[1] == before[1]
+    network.save_pretrained(tmp_path / "posterior")
+    assert PosteriorDenoiser.from_pretrained(tmp_path / "posterior").doubt_jpeg == 3.0
+
+
 def test_wide_holes_get_a_sample(with_posterior: Path) -> None:
     network = PosteriorDenoiser.from_pretrained(with_posterior / "posterior")
     masks = torch.ones(3, 1, 48, 48)

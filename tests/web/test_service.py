@@ -21,10 +21,12 @@ from ddc.errors import UserError
 from ddc.images import Picture
 from ddc.notation import duration
 from ddc.operators.blur import KernelBlur, disc_kernel
+from ddc.operators.inpaint import Denoise
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import TASKS
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import make_solver
+from ddc.solvers.posterior import PosteriorDenoiser
 from ddc.web import service
 from ddc.web.controls import DISC, KINDS, LINE, TRY_TASKS, Choices, Trial, from_values
 from ddc.web.folders import IDLE, Store
@@ -32,6 +34,7 @@ from ddc.web.limits import Limits
 from ddc.web.service import Service, Visitors
 from ddc.web.shown import command_line, heat_map
 from ddc.web.uploads import Upload, inspect, write_clean_examples, write_examples
+from tiny import tiny_posterior
 
 
 @pytest.fixture(scope="module")
@@ -88,21 +91,21 @@ def test_a_plan_may_choose_the_solver_where_nobody_did() -> None:
 
 
 def test_noise_is_estimated_and_suggested(tmp_path: Path) -> None:
-    noisy = data.coffee()[100:228, 200:328] + np.random.default_rng(0).normal(0, 0.1 * 255, (128, 128, 3))
+    noisy = data.coffee()[100:220, 200:320] + np.random.default_rng(0).normal(0, 0.1 * 255, (120, 120, 3))
     _, seen = look_at(saved(tmp_path / "a.png", noisy.clip(0, 255).astype(np.uint8)))
     assert seen.kind == "Find out" and seen.sigma == pytest.approx(0.1, rel=0.25)
-    _, clean = look_at(saved(tmp_path / "b.png", data.coffee()[100:228, 200:328]))
+    _, clean = look_at(saved(tmp_path / "b.png", data.coffee()[100:220, 200:320]))
     assert clean.kind == "Low resolution" and clean.sigma == 0 and clean.options["sigma"] == 0
 
 
 def test_blur_is_estimated_and_suggested(tmp_path: Path) -> None:
-    blurred = np.asarray(Image.fromarray(data.chelsea()).filter(ImageFilter.GaussianBlur(2)))[80:208, 140:268]
+    blurred = np.asarray(Image.fromarray(data.chelsea()).filter(ImageFilter.GaussianBlur(2)))[80:200, 140:260]
     facts, seen = look_at(saved(tmp_path / "a.png", blurred))
     assert seen.kind == "Find out" and seen.blur == pytest.approx(2, abs=0.4)
     assert "The blur is undone" in facts
     picture = torch.from_numpy(data.coffee() / np.float32(255)).permute(2, 0, 1)[None]
     unfocused = (KernelBlur(disc_kernel(4))(picture)[0].permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
-    facts, seen = look_at(saved(tmp_path / "c.png", unfocused[80:240, 180:340]))
+    facts, seen = look_at(saved(tmp_path / "c.png", unfocused[120:240, 180:340]))
     assert seen.kind == "Find out" and replace(seen, kind="Blur").task.startswith("disc")
     assert seen.blur == pytest.approx(4, abs=0.15) and "a disc of about 4.0 pixels" in facts
     tiny_facts, tiny = look_at(saved(tmp_path / "b.png", blurred[:32, :32]))
@@ -170,14 +173,22 @@ def test_time_is_told_beforehand(work: Service, tmp_path: Path, photo: Upload) -
 
 
 def test_the_forecast_follows_the_measured_speed(work: Service) -> None:
-    from ddc.operators import Denoise
-
     work.rates = {"ddc": 10.0}
     expected = work.expected_seconds((200, 200), Denoise(), make_solver("ddc", 5), samples=3)
     assert expected == pytest.approx(3 * 10 * 0.04 * 10)
     assert work.expected_seconds((200, 200), Denoise(), make_solver("dps", 10)) == pytest.approx(10 * 0.04 * 30)
     tiled = work.expected_seconds((200, 1000), Denoise(), make_solver("ddc", 5))
     assert tiled > 5 * 10 * 0.04 * 10  # tiles overlap
+
+
+def test_the_forecast_of_a_posterior_network_counts_its_own_evaluations(tmp_path: Path) -> None:
+    PosteriorDenoiser(tiny_posterior().unet, ([0.5], [1.0]), realism=0.5).save_pretrained(tmp_path / "posterior")
+    work = Service(RestorationPipeline.from_pretrained(tmp_path), Limits(), Store(tmp_path / "files"))
+    work.rates["posterior"] = 10.0
+    solver, denoise = make_solver("posterior"), Denoise()
+    assert work.expected_seconds((200, 200), denoise, solver) == pytest.approx(2 * 0.04 * 10)
+    mean = make_solver("posterior:realism=0")
+    assert work.expected_seconds((200, 200), denoise, mean) == pytest.approx(0.04 * 10)
 
 
 def test_refusals_of_solvers_come_before_the_run(work: Service, photo: Upload) -> None:
@@ -312,7 +323,7 @@ def test_something_is_removed(work: Service, photo: Upload) -> None:
 
 
 def test_several_pictures_are_restored_each_as_what_is_found(work: Service, tmp_path: Path) -> None:
-    cat = data.chelsea()[60:188, 120:248]
+    cat = data.chelsea()[60:180, 120:240]
     uploads = [saved(tmp_path / "coarse.jpg", cat, quality=12), saved(tmp_path / "fine.png", cat)]
     (tmp_path / "bad.png").write_text("no picture")
     uploads.append(Upload(tmp_path / "bad.png", "bad.png"))

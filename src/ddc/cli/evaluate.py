@@ -149,8 +149,8 @@ class Evaluate(RayOptions, MeasuringOptions):
 
     def _measure(self, out: Path) -> int:
         options = self.options(out, self.samples)
+        from ddc.datasets import load_images
         from ddc.evaluation.benchmark import Models, evaluate, parse_cases, parse_models
-        from ddc.evaluation.pictures import load_images
 
         models = Models(parse_models(self.model), out=out)
         cases = parse_cases(models, self.task, self.sigma, self.solver, self.steps, self.max_nfe)

@@ -40,9 +40,9 @@ class Reproduce(MeasuringOptions):
     def run(self) -> int:
         out = self.out or Path("runs") / (self.name + ("-quick" if self.quick else ""))
         options = self.options(out)
+        from ddc.datasets import load_images
         from ddc.evaluation.benchmark import parse_models
         from ddc.evaluation.experiments import EXPERIMENTS, Reproduction, bundled_images, find_variants, reproduce
-        from ddc.evaluation.pictures import load_images
         from ddc.evaluation.run import recorded_models
         from ddc.pipeline import DEFAULT_MODEL
 

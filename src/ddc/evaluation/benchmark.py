@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ddc.datasets import CleanImage, evenly
 from ddc.errors import UserError
-from ddc.evaluation.pictures import CleanImage
 from ddc.evaluation.reference import measure_reference
 from ddc.evaluation.run import (
     EXPLANATIONS,
@@ -24,7 +24,6 @@ from ddc.evaluation.run import (
     Row,
     RunFolder,
     Timer,
-    evenly,
     fingerprint,
     machine,
     pack,
@@ -177,7 +176,7 @@ class Models:
         try:
             case.solver.check(problem)
             pipe = self.pipeline(case.model)
-            pipe.check_training(case.solver, problem)
+            pipe.check_training(case.solver, problem, (height // scale, width // scale))
             pipe.parts(case.solver, problem)
         except UserError as error:
             return str(error)
@@ -421,7 +420,9 @@ class Measuring:
             inpaints = isinstance(problem.operator, Inpaint)
             seen = problem.operator.observed(y, (truth.shape[-2], truth.shape[-1])) if inpaints else None
             hole = None if seen is None else 1 - seen[:count].float()
-            values |= judge_samples(torch.stack(samples), truth, hole, getattr(parts.get("posterior"), "doubt", 1.0))
+            network = parts.get("posterior")
+            factor = 1.0 if network is None else network.widening(problem.operator)
+            values |= judge_samples(torch.stack(samples), truth, hole, factor)
         evaluations = case.solver.settled(problem, parts).evaluations()
         timing = {"nfe": evaluations, "seconds": round(seconds, 6), "batch": len(images)}
         curves = torch.stack([column for _, column in trace], 1).tolist() if trace else []

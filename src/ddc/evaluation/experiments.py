@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddc.datasets import CleanImage, crop_centre
 from ddc.errors import UserError
 from ddc.evaluation.benchmark import EvaluationOptions, Models, evaluate, make_cases
-from ddc.evaluation.pictures import CleanImage, crop_centre
 from ddc.evaluation.plots import Plot, curves, new_figure, png_of
 from ddc.evaluation.report import Cell, ReportPage, Table, ranked, write_report
 from ddc.evaluation.results import Results, read_results

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ddc.datasets import find_sources
+from ddc.datasets import find_sources, read_images
 from ddc.errors import UserError
-from ddc.evaluation.pictures import read_images
 from ddc.evaluation.run import DAMAGED
 from ddc.images import appearing
 from ddc.perceptual import Array, Metrics

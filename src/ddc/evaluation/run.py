@@ -16,11 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ from ddc.networks import open_weights
 from ddc.perceptual import Array
 from ddc.solvers import SOLVERS
 
-T = TypeVar("T")
 Row = dict[str, Any]
 Key = tuple[Any, ...]
 KEY = ("model", "task", "sigma", "solver", "steps")
@@ -75,11 +74,6 @@ def solver_order(label: str) -> int:
     """The place of a solver in every table; one that is not known is last."""
     names, name = list(SOLVERS), label.partition(":")[0]
     return names.index(name) if name in names else len(names)
-
-
-def evenly(items: Sequence[T], count: int) -> list[T]:
-    """`count` of the items, spread over all of them. A smaller count that divides a larger one selects some of the same."""
-    return list(items[:: max(len(items) // max(count, 1), 1)][:count])
 
 
 def pack(feature: Array) -> str:
@@ -200,7 +194,8 @@ class RunFolder:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.file.close()
+        with suppress(OSError):  # on a full disk; `write` has said so
+            self.file.close()
 
     def write(self, rows: list[Row]) -> None:
         try:
@@ -210,6 +205,8 @@ class RunFolder:
             os.fsync(self.file.fileno())
         except OSError as error:
             raise UserError(f"{self.file.name} cannot be written ({error.strerror}); free space and continue") from None
+        if not Path(self.file.name).exists():
+            raise UserError(f"{self.file.name} was deleted or moved during the run, which ends here; start it again")
         self.rows += [row for row in rows if "image" in row]
 
     def check(self, fixed: dict[str, Any], models: Mapping[str, str], parts: dict[str, str]) -> None:

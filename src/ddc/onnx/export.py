@@ -74,15 +74,13 @@ def export_onnx(
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".onnx-") as folder:
         made = Path(folder) / "graphs"
         made.mkdir()
-        checked = [tell_of(one, tell) for one in _write(network, made, dtype, side, for_page)]
+        checked = []
+        for one in _write(network, made, dtype, side, for_page):
+            tell(str(one))
+            checked.append(one)
         if out.exists():
             out.rmdir()
         made.replace(out)
-    return checked
-
-
-def tell_of(checked: Checked, tell: Callable[[str], None]) -> Checked:
-    tell(str(checked))
     return checked
 
 

@@ -32,6 +32,7 @@ class Operator(nn.Module, ABC):
     """A forward operator. A subclass defines `forward`."""
 
     scale: int = 1  # image size over measurement size
+    local: bool = False  # whether each number of y is known to depend on near pixels only
     align: int = 1  # tiles of an image must start at multiples of it
     settings: tuple[str, ...] | None = None  # the attributes that define the operator, if these are numbers
     guess_iterations: int | None = None  # of conjugate gradients in `guess` and `project`, if other than in `prox`
@@ -171,8 +172,10 @@ class LinearOperator(Operator):
         return x + self._towards(y - self(x), sigma, size_of(x))
 
     def guess(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
-        """Returns `project` from x = 0."""
-        return self._towards(y, sigma, size)
+        """Returns the likeliest photograph, if these are a Gaussian."""
+        from ddc.operators.natural import likeliest  # which needs this class
+
+        return likeliest(self, y, sigma, size or self.image_size(y))
 
     def _towards(self, r: Tensor, sigma: Sigma, size: Size | None) -> Tensor:
         return self.regularised_inverse(r, noise_to_signal(sigma), size, self.guess_iterations, SINGULAR_CUTOFF)
@@ -316,6 +319,7 @@ class SeparableOperator(SVDOperator):
     """
 
     by_frequency = True  # singular values fall with frequency, and are sorted
+    local = True
 
     @abstractmethod
     def taps(self, length: int) -> Taps:

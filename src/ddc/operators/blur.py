@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from ddc.errors import UserError
 from ddc.formats import open_image
-from ddc.operators.base import ROUNDING, LinearOperator, Operator, SeparableOperator, Size, SVDOperator, Taps
+from ddc.operators.base import ROUNDING, LinearOperator, Operator, SeparableOperator, Sigma, Size, SVDOperator, Taps
 
 SMALLEST_POWER = 0.01  # of a kernel's spectrum in its preconditioner: below, the border matters more than the kernel
 
@@ -77,6 +77,7 @@ class GaussianBlurs(_Unrounding, SVDOperator):
     """A Gaussian blur of its own width for each image of a batch."""
 
     by_frequency = True
+    local = True
 
     def __init__(self, operators: Sequence[GaussianBlur]) -> None:
         super().__init__()
@@ -123,6 +124,7 @@ class KernelBlur(_Unrounding, LinearOperator):
     """Convolution with a kernel (h, w), or with one for each image (B, 1, h, w). Its centre is h//2, w//2."""
 
     kernel: Tensor
+    local = True
 
     def __init__(self, kernel: Tensor, cg_iterations: int = 50) -> None:
         super().__init__()
@@ -159,6 +161,10 @@ class KernelBlur(_Unrounding, LinearOperator):
         padded = padded[..., : len(rows), : len(columns)]
         x = padded.new_zeros(*y.shape[:-1], len(columns)).index_add(-2, rows, padded)
         return padded.new_zeros(y.shape).index_add(-1, columns, x).to(y.dtype)
+
+    def guess(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
+        """Returns `project` from x = 0, which the networks were trained with."""
+        return self._towards(y, sigma, size)
 
     def preconditioner(self, size: Size, x: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Returns (AᵀA + εI)⁻¹ of a picture that goes on periodically, which differs at the border only."""

@@ -9,7 +9,6 @@ from torch.nn.functional import pad
 
 from ddc.errors import UserError
 from ddc.operators.base import LinearOperator, Sigma, Size, SVDOperator
-from ddc.operators.inpaint import fill_holes
 
 GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
@@ -19,6 +18,7 @@ class Colorize(SVDOperator):
     rotates the three channels of each pixel."""
 
     settings = ("grey",)
+    local = True
 
     def __init__(self, grey: Sequence[float] = GREY) -> None:
         super().__init__()
@@ -68,6 +68,7 @@ class Bayer(LinearOperator):
 
     settings = ()
     align = 2
+    local = True
 
     def forward(self, x: Tensor) -> Tensor:
         return (x * self._pattern(x)).sum(1, keepdim=True)
@@ -77,12 +78,6 @@ class Bayer(LinearOperator):
 
     def to_image(self, y: Tensor, size: Size | None = None) -> Tensor:
         return y.expand(-1, 3, -1, -1)
-
-    def guess(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
-        """Returns each channel with its gaps filled smoothly."""
-        pattern = self._pattern(y).expand(len(y), -1, -1, -1)
-        planes = (part.flatten(0, 1).unsqueeze(1) for part in (y * pattern, pattern))
-        return fill_holes(*planes).view(len(y), 3, *y.shape[-2:])
 
     def _pattern(self, x: Tensor) -> Tensor:
         """Returns the colours (1, 3, H, W), 1 where one is measured."""

@@ -17,6 +17,7 @@ class Composition(Operator):
         super().__init__()
         self.second, self.first = second, first
         self.scale = second.scale * first.scale
+        self.local = second.local and first.local
         self.align = math.lcm(first.align, second.align * first.scale)
 
     def forward(self, x: Tensor) -> Tensor:

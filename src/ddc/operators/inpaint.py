@@ -29,6 +29,8 @@ WHITE = 230  # brightness, of 255, from which on a pixel counts as observed; a s
 class PixelwiseOperator(SVDOperator):
     """A diagonal matrix of zeros and ones: a subclass defines `forward` and its `singular_values`."""
 
+    local = True
+
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
         return self(y)
 

@@ -48,6 +48,7 @@ class JPEG(Operator):
     """Compression at a quality of 1 to 100. y is the decompressed image, in 8-bit levels."""
 
     align = 16  # two 8×8 blocks: those of the halved chroma
+    local = True
     quality: int | Tensor
 
     def __init__(self, quality: int | Tensor = 10) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from ddc.errors import UserError
-from ddc.operators.base import SeparableOperator, Sigma, Size, Taps
+from ddc.operators.base import LinearOperator, SeparableOperator, Sigma, Size, Taps
 
 
 def symmetric(index: Tensor, length: int) -> Tensor:
@@ -81,6 +81,10 @@ class AreaDownscale(SeparableOperator):
 
     def to_image(self, y: Tensor, size: Size | None = None) -> Tensor:
         return interpolate(y, size=size or self.size, mode="nearest-exact")
+
+    def guess(self, y: Tensor, sigma: Sigma, size: Size | None = None) -> Tensor:
+        """Returns the likeliest photograph: the singular directions of cut pixels are no frequencies."""
+        return LinearOperator.guess(self, y, sigma, size or self.size)
 
     def image_size(self, y: Tensor) -> Size:
         return self.size

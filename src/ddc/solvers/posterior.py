@@ -25,12 +25,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddc.errors import UserError
+from ddc.images import INTERNAL_RANGE
 from ddc.networks import build_network, load_network, read_config, run_unet, save_network
 from ddc.operators.base import SIGNAL_STD, LinearOperator, Operator
 from ddc.operators.inpaint import Denoise, Inpaint
+from ddc.operators.natural import mixes
 from ddc.priors import CHANNELS, DataConsistency, Input, Measured, check_rgb
 from ddc.problems import Problem
 from ddc.solvers.base import Run, Solver
+from ddc.solvers.messages import as_noisy_picture
 
 INPUTS: tuple[Input, ...] = ("wiener", "projection", "mask", "sigma")
 # The numbers that a network with conditions is told of a picture; all are 0 where nothing is known:
@@ -42,7 +45,14 @@ INPUTS: tuple[Input, ...] = ("wiener", "projection", "mask", "sigma")
 CONDITIONS = 9
 MODE = 0
 SHARP, SAMPLE = 0.5, 1.0  # modes, and their realism
-OWN = ("generator", "realism", "doubt", "sharp", "temperature")  # what a configuration says beside the U-Net's
+OWN = (
+    "generator",
+    "realism",
+    "doubt",
+    "doubt_jpeg",
+    "sharp",
+    "temperature",
+)  # what a configuration says beside the U-Net's
 MARGIN = 8  # pixels by which a noisy picture is continued, because the network leaves noise in its outermost ones
 WIDE_HOLE = 24  # pixels: a hole with a square of this side inside is wide
 
@@ -97,6 +107,8 @@ class Posterior(Solver):
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:
         chosen, network = self.settled(run.problem, run.parts), run.parts["posterior"]
+        if isinstance(run.A, LinearOperator) and mixes(run.A, run.y.new_zeros(1, *run.shape[1:])):
+            return chosen._unmix(run)
         denoise = partial(network, (run.A, run.y, run.sigma), conditions=run.parts.get("conditions"))
         zero = torch.zeros(run.shape, device=run.y.device, dtype=run.y.dtype)
         mean, known = denoise(zero, zero.new_full((1, 1, 1, 1), math.pi / 2))  # E[x0 | y]
@@ -107,12 +119,8 @@ class Posterior(Solver):
             return mean
         if chosen.sampler == "sde":
             return chosen._follow_sde(run, denoise, mean, known)
-        wide = (
-            wide_holes(run.A).to(zero.device)
-            if chosen.wide is None
-            else torch.tensor([chosen.wide], device=zero.device)
-        )
-        wide = wide.view(-1, 1, 1, 1)
+        wide = wide_holes(run.A) if chosen.wide is None else torch.tensor([chosen.wide])
+        wide = wide.to(zero.device).view(-1, 1, 1, 1)
         realism = torch.where(wide, network.in_wide_holes, network.realism)
         if chosen.realism is not None:
             realism = torch.full_like(realism, chosen.realism)
@@ -128,6 +136,21 @@ class Posterior(Solver):
             run.at(i, count, round(1000 * math.atan(usual) / (math.pi / 2)))
             run.show(x, (v - x) / n)
         return mean + (realism / middle).clamp(max=1) * (x - mean)
+
+    def _unmix(self, run: Run) -> Tensor:
+        """The solution for an operator that mixes distant pixels: y as a picture with noise, which is denoised."""
+        network, identity = run.parts["posterior"], Denoise()
+        zero = torch.zeros(run.shape, device=run.y.device, dtype=run.y.dtype)
+        unknown = zero.new_full((1, 1, 1, 1), math.pi / 2)
+
+        def mean(noisy: Tensor, level: Tensor) -> Tensor:
+            found: Tensor = network((identity, noisy, level), zero, unknown)[0]
+            return found
+
+        noisy, level = as_noisy_picture(run.A, run.y, run.sigma, zero, mean)
+        problem = Problem(identity, level / INTERNAL_RANGE, run.problem.name)
+        x = self.solve(Run(noisy, problem, None, run.noise, run.callback, run.size, posterior=network))
+        return run.A.keep_known(run.A.project(x, run.y, run.sigma), run.y, run.sigma)
 
     def _follow_sde(self, run: Run, denoise: Callable[..., Any], x0: Tensor, known: Any) -> Tensor:
         """The sample at the end of the SDE, which starts with noise on the mean x0."""
@@ -181,9 +204,10 @@ class PosteriorDenoiser(nn.Module):
         doubt: float = 1.0,
         sharp: bool = False,
         temperature: float = 1.0,
+        doubt_jpeg: float | None = None,
     ) -> None:
         """`generator`: the noise levels after the mean, and those of samples in wide holes. `realism` is the usual one. `doubt`: how
-        many times as wide as between samples the intervals of 90 % are, as calibrated. `sharp`: whether the generator also
+        many times as wide as between samples the intervals of 90 % are, as calibrated; `doubt_jpeg` for measurements with JPEG. `sharp`: whether the generator also
         has a sharp estimate. `temperature`: the share of its noise that the sharp estimate gets where there are no wide holes;
         less makes it calmer."""
         super().__init__()
@@ -198,17 +222,24 @@ class PosteriorDenoiser(nn.Module):
             raise UserError(
                 "the generator of a posterior network should be two lists of noise levels, as long as each other"
             )
-        for name, value, most in (("realism", realism, 1), ("doubt", doubt, 100), ("temperature", temperature, 1)):
+        doubt_jpeg = doubt if doubt_jpeg is None else doubt_jpeg
+        ranges = {"realism": (realism, 1), "temperature": (temperature, 1)}
+        ranges |= {"doubt": (doubt, 100), "doubt_jpeg": (doubt_jpeg, 100)}
+        for name, (value, most) in ranges.items():
             if not (isinstance(value, (int, float)) and 0 <= value <= most):
                 raise UserError(f"the {name} of a posterior network is {str(value)[:40]}; expected 0 to {most}")
         self.unet, self.conditional, self.generator = unet, bool(told), generator
         self.realism, self.doubt, self.sharp = float(realism), float(doubt), bool(sharp and generator)
-        self.temperature = float(temperature)
+        self.temperature, self.doubt_jpeg = float(temperature), float(doubt_jpeg)
 
     @property
     def in_wide_holes(self) -> float:
         """The usual realism in wide holes, where the mean is a blur: a sharp estimate, or a sample if there is none."""
         return max(self.realism, SHARP if self.sharp else SAMPLE)
+
+    def widening(self, operator: Operator) -> float:
+        """How many times as wide as between samples the intervals of 90 % are for this operator."""
+        return self.doubt if isinstance(operator, LinearOperator) else self.doubt_jpeg
 
     def forward(
         self,
@@ -290,6 +321,7 @@ class PosteriorDenoiser(nn.Module):
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
         own: dict[str, Any] = {"posterior": True, "realism": self.realism, "doubt": self.doubt}
+        own["doubt_jpeg"] = self.doubt_jpeg
         if self.generator:
             own |= {"generator": self.generator, "sharp": self.sharp, "temperature": self.temperature}
         save_network(self.unet, folder, extra_config=own | options.pop("extra_config", {}), **options)

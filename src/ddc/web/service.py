@@ -23,7 +23,7 @@ from ddc.notation import duration
 from ddc.operators.base import Operator, Size
 from ddc.perceptual import LPIPS, psnr
 from ddc.pipeline import DOUBT_SAMPLES, RestorationPipeline, RestorationResult, find_part, part_names
-from ddc.problems import DETECTED, TASKS, Task
+from ddc.problems import DETECTED, TASKS, Problem, Task
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Solver
 from ddc.solvers.gradients import GradientSolver
@@ -170,6 +170,9 @@ class Service:
         if rate is None:
             slower = 3.0 if isinstance(solver, GradientSolver) else 1.0
             rate = slower * self.rates.get(self.pipe.solver, next(iter(self.rates.values()), 10.0))  # as fast as others
+        if "posterior" in solver.needs:  # whose network says how many evaluations it takes
+            problem = Problem(operator)
+            solver = solver.settled(problem, self.pipe.parts(solver, problem))
         return samples * solver.evaluations() * megapixels * rate
 
     def warm_up(self) -> None:
