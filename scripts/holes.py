@@ -23,9 +23,8 @@ from opponents import INPAINTERS
 from PIL import Image
 from torch import Tensor
 
-from ddc.evaluation.pictures import CleanImage, load_images
+from ddc.datasets import CleanImage, evenly, load_images
 from ddc.evaluation.results import frechet_distance
-from ddc.evaluation.run import evenly
 from ddc.images import to_internal, to_unit
 from ddc.perceptual import Metrics, psnr
 from ddc.pipeline import RestorationPipeline

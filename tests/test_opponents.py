@@ -14,7 +14,7 @@ from PIL import Image
 from skimage import data
 
 import processes
-from ddc.evaluation.pictures import load_images
+from ddc.datasets import load_images
 from ddc.images import to_internal
 from ddc.problems import measure
 
