@@ -62,7 +62,9 @@ def test_what_the_prior_is_worth(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_the_sheet_of_the_model_card(tiny_model: Path, tmp_path: Path) -> None:
     main = runpy.run_path(str(SCRIPTS / "sheet.py"))["main"]
-    main.__wrapped__.__globals__.update(CROPS=(("astronaut", 0, 100), ("coffee", 40, 200)), SETTINGS=(("denoise", 0.1),))
+    main.__wrapped__.__globals__.update(
+        CROPS=(("astronaut", 0, 100), ("coffee", 40, 200)), SETTINGS=(("denoise", 0.1),)
+    )
     main(tmp_path / "sheet.webp", str(tiny_model))
     sheet = Image.open(tmp_path / "sheet.webp")
     assert sheet.size == (2 * 240, 2 * 262)  # two photographs, and the row of one task
