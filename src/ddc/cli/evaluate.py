@@ -84,6 +84,8 @@ class MeasuringOptions:
         for name, (path, expected) in weights.items():
             if path is not None and not path.is_file():
                 raise UserError(f"{path} is not a file; expected {expected} (--{name})")
+        if self.fid_reference is not None and not self.fid_reference.exists():
+            raise UserError(f"{self.fid_reference} does not exist; expected other photographs (--fid-reference)")
         from ddc.evaluation.benchmark import EvaluationOptions
 
         if self.report:

@@ -303,12 +303,12 @@ def evaluate(
         added = {"models": models.facts(), "parts": parts, "not_measured": metrics.absent}
         run.save_protocol(changes | EXPLANATIONS, hardware=[machine(device, options.compile)], **added)
         runs = {case: wanted[case] for case in cases if case not in skipped}
+        if options.reference is not None and not run.rank:
+            measure_reference(options.reference, images[0].pixels.shape[-1], metrics, run.folder)
         with run:
             measuring = (how or Measuring)(run, models, metrics, options, timer, runs)
             measuring.truths([image for image in images[share] if image.name not in run.truths])
             measuring.all(todo)
-            if options.reference is not None and not run.rank:
-                measure_reference(options.reference, images[0].pixels.shape[-1], metrics, run.folder)
     else:
         run.save_protocol(changes)
     run.wait_for_all()
