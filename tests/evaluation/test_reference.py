@@ -45,6 +45,9 @@ def test_the_features_are_measured_once(photographs: Path, metrics: Metrics, tmp
     (photographs / "0.png").unlink()
     measure_reference(photographs, SIZE, metrics, tmp_path)
     assert len(np.load(tmp_path / FILE)["features"]) == 3
+    photographs.rename(tmp_path / "others")
+    with pytest.raises(UserError, match="is of photographs, not of others; delete it"):
+        measure_reference(tmp_path / "others", SIZE, metrics, tmp_path)
 
 
 def test_what_a_reference_needs(photographs: Path, metrics: Metrics, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ asks whether the restored pictures look like photographs.
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -59,6 +60,8 @@ def measure_reference(pictures: Path, size: int, metrics: Metrics, run: Path) ->
     """Write the features of the centres of all pictures in a folder or archive, unless that is done already."""
     path = run / FILE
     if path.exists():
+        if (before := str(_load(path, "name"))) != pictures.name:
+            raise UserError(f"{path} is of {before}, not of {pictures.name}; delete it, or use another --out")
         return
     if metrics.inception is None:
         raise UserError("--fid-reference needs the Inception weights; add --fid, which downloads them")
@@ -70,7 +73,7 @@ def measure_reference(pictures: Path, size: int, metrics: Metrics, run: Path) ->
     while batch := list(islice(images, BATCH)):
         found.append(metrics.features(torch.stack([image.pixels for image in batch]).float() / 255)["fid"])
     with appearing(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, features=np.concatenate(found).astype(np.float16))
+        np.savez(file, features=np.concatenate(found).astype(np.float16), name=np.array(pictures.name))
 
 
 def read_reference(run: Path) -> Reference | None:
@@ -78,10 +81,19 @@ def read_reference(run: Path) -> Reference | None:
     path = run / FILE
     if not path.exists():
         return None
+    features = _load(path, "features")
+    if features.ndim != 2 or len(features) < 2 or not np.isfinite(features).all():
+        raise _damaged(path)
+    return Reference.of(features)
+
+
+def _load(path: Path, name: str) -> Array:
     try:
-        features = np.load(path, allow_pickle=False)["features"]
-        if features.ndim != 2 or len(features) < 2 or not np.isfinite(features).all():
-            raise ValueError
-        return Reference.of(features)
-    except (*DAMAGED, OSError, EOFError, np.linalg.LinAlgError):
-        raise UserError(f"{path} is damaged; delete it, and it is measured again") from None
+        found: Array = np.load(path, allow_pickle=False)[name]
+    except (*DAMAGED, OSError, EOFError, BadZipFile):
+        raise _damaged(path) from None
+    return found
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path} is damaged; delete it, and it is measured again")
