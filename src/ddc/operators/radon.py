@@ -32,8 +32,7 @@ class Radon(LinearOperator):
         place = theta.cos().view(-1, 1, 1) * columns - theta.sin().view(-1, 1, 1) * rows.view(-1, 1)
         place = (place + self.detectors // 2).flatten(1)  # (angles, pixels)
         left = place.floor().clamp(0, self.detectors - 2)
-        offset = torch.arange(angles).view(-1, 1) * self.detectors
-        self.register_buffer("left", (left.long() + offset).to(torch.int32), persistent=False)
+        self.register_buffer("left", left.to(torch.int32), persistent=False)
         self.register_buffer("share", (place - left).float(), persistent=False)  # of the detector to the right
 
     left: Tensor
@@ -42,11 +41,13 @@ class Radon(LinearOperator):
     def forward(self, x: Tensor) -> Tensor:
         self.check_size(size_of(x))
         pixels = x.reshape(-1, x.shape[-2] * x.shape[-1])
-        y = x.new_zeros(pixels.shape[0], self.angles * self.detectors)
+        empty = x.new_zeros(pixels.shape[0], self.detectors)
+        rows = []
         for left, share in zip(self.left, self.share, strict=True):
-            right_part = pixels * like(share, x)
-            y = y.index_add(1, left, pixels - right_part).index_add(1, left + 1, right_part)
-        return y.view(*x.shape[:2], self.angles, self.detectors) / max(self.size)
+            detector, right_part = left.long().expand_as(pixels), pixels * like(share, x)
+            row = empty.scatter_add(1, detector, pixels - right_part)
+            rows.append(row.scatter_add(1, detector + 1, right_part))
+        return torch.stack(rows, dim=1).view(*x.shape[:2], self.angles, self.detectors) / max(self.size)
 
     def adjoint(self, y: Tensor, size: Size | None = None) -> Tensor:
         if tuple(y.shape[-2:]) != (self.angles, self.detectors):
@@ -54,10 +55,10 @@ class Radon(LinearOperator):
                 f"this Radon transform has {self.angles} angles and {self.detectors} detectors; the measurement has "
                 f"{y.shape[-2]} and {y.shape[-1]}"
             )
-        rays = y.reshape(-1, self.angles * self.detectors)
+        rays = y.reshape(-1, self.angles, self.detectors)
         x = y.new_zeros(rays.shape[0], self.left.shape[1])
-        for left, share in zip(self.left, self.share, strict=True):
-            x = x + torch.lerp(rays[:, left], rays[:, left + 1], like(share, y))
+        for ray, left, share in zip(rays.unbind(1), self.left, self.share, strict=True):
+            x = x + torch.lerp(ray.index_select(1, left), ray.index_select(1, left + 1), like(share, y))
         return x.view(*y.shape[:2], *self.size) / max(self.size)
 
     def to_image(self, y: Tensor, size: Size | None = None) -> Tensor:
