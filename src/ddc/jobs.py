@@ -434,8 +434,9 @@ class Group:
     ) -> None:
         self.execution, self.jobs, self.size, self.tiles, self.progress = execution, jobs, size, tiles, progress
         self.pipe, self.problem = execution.pipe, jobs[0].problem
-        self.solver = jobs[0].solver.settled(self.problem, jobs[0].parts)
         self.operator = self.problem.operator.to(self.pipe.device)
+        # operators that mix distant pixels are not cut into tiles
+        self.solver = jobs[0].solver.settled(self.problem, jobs[0].parts, size if tiles == 1 else None)
         tile = min(execution.tile, *size)
         self.around = surroundings_of(self.operator, tile) if tiles > 1 else 0
         self.levels = [job.noise_level() for job in jobs]

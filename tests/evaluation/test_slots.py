@@ -33,6 +33,8 @@ from ddc.evaluation.run import KEY, Timer, progress, read_rows
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import make_problem
 from ddc.solvers import SOLVERS
+from ddc.solvers.posterior import PosteriorDenoiser
+from tiny import tiny_posterior
 
 SIZE = 32
 pytestmark = pytest.mark.usefixtures("small_metrics")
@@ -107,6 +109,29 @@ def test_no_time_at_all(tiny_model: Path, pictures: Path, tmp_path: Path, capsys
     assert command(pictures, tmp_path, tiny_model, minutes=0).run() == 0
     assert "30 of 30 rows are missing" in capsys.readouterr().out
     assert not (tmp_path / "report.html").exists()
+
+
+def test_the_time_of_a_posterior_network_is_that_of_its_own_evaluations(
+    tiny_model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two for a generator with one noise level, not the 20 steps of the SDE, for which there would be no time."""
+    shutil.copytree(tiny_model, tmp_path / "model")
+    PosteriorDenoiser(tiny_posterior().unet, ([0.5], [1.0]), realism=0.5).save_pretrained(tmp_path / "model/posterior")
+    measure_batch, now, begun = Measuring.batch, 0.0, []
+
+    def slow(self: Measuring, case: Case, *rest: Any) -> Measured:
+        nonlocal now
+        begun.append(case.label)
+        measured = measure_batch(self, case, *rest)
+        now += measured[0][0]["nfe"]  # a second for each evaluation
+        return measured
+
+    monkeypatch.setattr(Measuring, "batch", slow)
+    monkeypatch.setattr(benchmark.time, "monotonic", lambda: now)
+    settings: dict[str, Any] = {"solver": "ddnm:steps=4,posterior", "task": "sr4", "minutes": 0.2, "batch_size": 5}
+    assert command(pictures, tmp_path / "out", tmp_path / "model", report=False, **settings).run() == 0
+    assert begun == ["posterior", "ddnm"] and now == 2 + 4
+    assert "10 rows are in" in capsys.readouterr().out
 
 
 def test_what_is_not_known_yet_is_guessed_from_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:

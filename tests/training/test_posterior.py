@@ -11,7 +11,10 @@ import torch
 from training_parts import TINY
 
 from ddc.cli import main
+from ddc.datasets import load_images
 from ddc.errors import UserError
+from ddc.evaluation.benchmark import EvaluationOptions, Models, evaluate, make_cases
+from ddc.evaluation.run import read_rows
 from ddc.images import Picture, to_internal
 from ddc.networks import build_network, load_network
 from ddc.noise import Noise
@@ -103,6 +106,34 @@ def test_the_generator_goes_from_the_mean_to_a_sample(with_posterior: Path) -> N
     assert pipe.solver == "posterior" and "prior" not in vars(pipe) and "network" not in vars(pipe)
     with pytest.raises(UserError, match="ddc has no realism"):
         pipe(small, "sr4", solver="ddc", realism=0.5)
+
+
+@pytest.mark.usefixtures("small_metrics")
+@pytest.mark.parametrize(("realism", "sampler", "own"), [(0.0, "auto", 1), (1.0, "auto", 3), (1.0, "sde", 4)])
+def test_the_evaluations_of_message_passing_count(
+    with_posterior: Path, tmp_path: Path, realism: float, sampler: str, own: int
+) -> None:
+    """Random projections mix distant pixels, which takes eight evaluations to undo."""
+    pipe = RestorationPipeline.from_pretrained(with_posterior)
+    network = pipe.parts(Posterior(), make_problem("denoise"))["posterior"]
+    calls: list[object] = []
+    network.unet.register_forward_hook(lambda *_: calls.append(0))
+    solver, seen = Posterior(realism=realism, sampler=sampler, steps=4), []  # type: ignore[arg-type]
+    truth = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    problem, y = measure("projections50", 0.02, truth, ["a"])
+    pipe.solve(y, problem, solver, [0], seen.append)
+    assert len(calls) == 8 + own
+    assert [(step.index, step.steps) for step in seen] == [(i, 8 + own) for i in range(8 + own)]
+    assert solver.settled(problem, {"posterior": network}, (64, 64)).evaluations() == 8 + own
+    assert pipe(y[0].clamp(0, 1), problem.operator, solver=solver).evaluations == 8 + own
+    assert solver.settled(make_problem("denoise"), {"posterior": network}, (64, 64)).evaluations() == own
+    with pytest.raises(UserError, match="unmix needs a linear operator; jpeg10 is not one"):
+        Posterior(unmix=True).settled(make_problem("jpeg10"), {"posterior": network})
+    Picture(np.full((64, 64, 3), 90, np.uint8)).write(tmp_path / "photos" / "a.png")
+    models, text = Models({"m": with_posterior}), f"posterior:realism={realism}:sampler={sampler}:steps=4"
+    cases = make_cases(models, ["projections50"], [0.02], [text])
+    evaluate(cases, load_images(tmp_path / "photos", 64), models, EvaluationOptions(tmp_path / "run"))
+    assert read_rows(tmp_path / "run")[0][0]["nfe"] == 8 + own
 
 
 def test_the_doubt_is_written(with_posterior: Path, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class Case:
     sigma: float
     label: str  # the solver's name, and the settings that are not its defaults
     solver: Solver
-    evaluations: int = field(init=False)  # of a network, for one image
+    evaluations: int = field(init=False)  # of a network, for one image, before the model chooses settings
     key: Key = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -365,7 +365,7 @@ class Measuring:
         """Measure the images that each case lacks."""
         cases = list(todo)
         if self.options.deadline is not None:  # so that a short time gives complete rows of many solvers
-            cases.sort(key=lambda case: case.evaluations)
+            cases.sort(key=self.evaluations)
         written: list[Future[None]] = []
         total = sum(map(len, todo.values()))
         with ThreadPoolExecutor(1) as writer, progress(total, hidden=self.run.rank > 0) as advance:
@@ -381,16 +381,24 @@ class Measuring:
     def batches(self, todo: dict[Case, list[CleanImage]]) -> Iterator[tuple[Case, Measured]]:
         size = self.options.batch_size
         for case, images in todo.items():
+            evaluations = self.evaluations(case)
             for start in range(0, len(images), size):
-                if not self.timer.allows(case.key[3:], case.evaluations):
+                if not self.timer.allows(case.key[3:], evaluations):
                     break
                 batch = images[start : start + size]
                 if start == 0:
                     self.warm_up(case, batch)
                 started = time.monotonic()
                 measured = self.batch(case, batch)
-                self.timer.took(case.key[3:], case.evaluations, time.monotonic() - started)
+                self.timer.took(case.key[3:], evaluations, time.monotonic() - started)
                 yield case, measured
+
+    def evaluations(self, case: Case) -> int:
+        """Of a network, for one image, with the settings that the solver leaves to the model."""
+        height, width = self.runs[case][0].pixels.shape[1:]
+        problem = make_problem(case.task, case.sigma, size=(height, width), seeds=[0])
+        parts = self.models.pipeline(case.model).parts(case.solver, problem)
+        return case.solver.settled(problem, parts, (height, width)).evaluations()
 
     def warm_up(self, case: Case, images: list[CleanImage]) -> None:
         """Have CUDA's kernels loaded, chosen and compiled, which is not the solver's time."""
@@ -423,7 +431,7 @@ class Measuring:
             network = parts.get("posterior")
             factor = 1.0 if network is None else network.widening(problem.operator)
             values |= judge_samples(torch.stack(samples), truth, hole, factor)
-        evaluations = case.solver.settled(problem, parts).evaluations()
+        evaluations = case.solver.settled(problem, parts, (truth.shape[-2], truth.shape[-1])).evaluations()
         timing = {"nfe": evaluations, "seconds": round(seconds, 6), "batch": len(images)}
         curves = torch.stack([column for _, column in trace], 1).tolist() if trace else []
         rows = []

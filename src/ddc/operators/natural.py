@@ -154,12 +154,17 @@ def is_far(operator: LinearOperator, x: Tensor) -> bool:
     return operator.cached(("far", x.shape[1:]), make)
 
 
+def blank(operator: Operator, size: Size) -> Tensor:
+    """Returns a picture of zeros, on the operator's device."""
+    device = next((one.device for one in operator.buffers()), torch.device("cpu"))
+    return torch.zeros(1, 3, *size, device=device)
+
+
 def far_and_unmixed(operator: Operator, size: Size, unmixing: bool) -> bool:
     """Whether A mixes distant pixels of pictures with measurements of this size; evenly does not count if the solver can
     undo that."""
     if not isinstance(operator, LinearOperator) or operator.local:
         return False
     size = getattr(operator, "size", None) or operator.image_size(torch.empty(1, 1, *size, device="meta"))
-    device = next((one.device for one in operator.buffers()), torch.device("cpu"))
-    x = torch.zeros(1, 3, *size, device=device)
+    x = blank(operator, size)
     return is_far(operator, x) and not (unmixing and mixes(operator, x))

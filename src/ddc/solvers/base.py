@@ -159,8 +159,9 @@ class Solver(ABC):
             f"Use {problem.suggested_solvers()}."
         )
 
-    def settled(self, problem: Problem, parts: Mapping[str, Any]) -> "Solver":
-        """The solver with the settings that it leaves to the problem and to its networks."""
+    def settled(self, problem: Problem, parts: Mapping[str, Any], size: Size | None = None) -> "Solver":
+        """The solver with the settings that it leaves to the problem, to its networks and to the size of the pictures;
+        only then is its number of evaluations the true one."""
         return self
 
     def setting(self, name: str, problem: Problem) -> float:

@@ -12,6 +12,7 @@ mode of the network. The SDE starts at less noise instead.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,13 +28,13 @@ from torch import Tensor, nn
 from ddc.errors import UserError
 from ddc.images import INTERNAL_RANGE
 from ddc.networks import build_network, load_network, read_config, run_unet, save_network
-from ddc.operators.base import SIGNAL_STD, LinearOperator, Operator
+from ddc.operators.base import SIGNAL_STD, LinearOperator, Operator, Size
 from ddc.operators.inpaint import Denoise, Inpaint
-from ddc.operators.natural import mixes
+from ddc.operators.natural import blank, mixes
 from ddc.priors import CHANNELS, DataConsistency, Input, Measured, check_rgb
 from ddc.problems import Problem
-from ddc.solvers.base import Run, Solver
-from ddc.solvers.messages import as_noisy_picture
+from ddc.solvers.base import Run, Solver, Step
+from ddc.solvers.messages import EVALUATIONS, as_noisy_picture
 
 INPUTS: tuple[Input, ...] = ("wiener", "projection", "mask", "sigma")
 # The numbers that a network with conditions is told of a picture; all are 0 where nothing is known:
@@ -73,6 +74,8 @@ class Posterior(Solver):
     """How a sample is drawn; auto is the generator if the network was trained as one."""
     wide: bool | None = None
     """Whether the holes are wide; None looks for a square of 24 missing pixels in the mask."""
+    unmix: bool | None = None
+    """Whether y is made a picture with noise first, in eight evaluations; None does so if the operator mixes distant pixels."""
     eta: float = 1.0
     """The share η of fresh noise in the SDE: 0 is an ODE."""
     n_max: float = 20.0
@@ -87,8 +90,8 @@ class Posterior(Solver):
         if not 0 < self.n_min < self.n_max:
             raise UserError(f"n_min is {self.n_min} and n_max {self.n_max}; expected 0 < n_min < n_max")
 
-    def settled(self, problem: Problem, parts: Mapping[str, Any]) -> "Posterior":
-        """With the sampler, the kind of the holes and the realism, where these are left open."""
+    def settled(self, problem: Problem, parts: Mapping[str, Any], size: Size | None = None) -> "Posterior":
+        """With the sampler, the kind of the holes, the realism and whether to unmix, where these are left open."""
         network = parts["posterior"]
         generator = getattr(network, "generator", None)
         sampler = ("generator" if generator else "sde") if self.sampler == "auto" else self.sampler
@@ -99,15 +102,19 @@ class Posterior(Solver):
             wide = bool(found[0])
         if realism is None and wide is not None:  # else each picture of the batch has its own
             realism = network.in_wide_holes if wide else network.realism
-        steps = self.steps
+        steps, unmix, linear = self.steps, self.unmix, isinstance(problem.operator, LinearOperator)
         if generator and sampler == "generator":
             steps = 1 + len(generator[0])
-        return dataclasses.replace(self, sampler=sampler, wide=wide, realism=realism, steps=steps)
+        if unmix and not linear:
+            raise UserError(f"unmix needs a linear operator; {problem.name} is not one. Leave it out")
+        if unmix is None and size is not None:
+            unmix = linear and mixes(problem.operator, blank(problem.operator, size))
+        return dataclasses.replace(self, sampler=sampler, wide=wide, realism=realism, steps=steps, unmix=unmix)
 
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:
-        chosen, network = self.settled(run.problem, run.parts), run.parts["posterior"]
-        if isinstance(run.A, LinearOperator) and mixes(run.A, run.y.new_zeros(1, *run.shape[1:])):
+        chosen, network = self.settled(run.problem, run.parts, run.size), run.parts["posterior"]
+        if chosen.unmix:
             return chosen._unmix(run)
         denoise = partial(network, (run.A, run.y, run.sigma), conditions=run.parts.get("conditions"))
         zero = torch.zeros(run.shape, device=run.y.device, dtype=run.y.dtype)
@@ -139,17 +146,24 @@ class Posterior(Solver):
 
     def _unmix(self, run: Run) -> Tensor:
         """The solution for an operator that mixes distant pixels: y as a picture with noise, which is denoised."""
-        network, identity = run.parts["posterior"], Denoise()
+        network, identity, done = run.parts["posterior"], Denoise(), itertools.count()
         zero = torch.zeros(run.shape, device=run.y.device, dtype=run.y.dtype)
         unknown = zero.new_full((1, 1, 1, 1), math.pi / 2)
 
         def mean(noisy: Tensor, level: Tensor) -> Tensor:
             found: Tensor = network((identity, noisy, level), zero, unknown)[0]
+            run.at(next(done), self.evaluations(), 1000)
+            run.show(found)
             return found
+
+        def show(step: Step) -> None:
+            if run.callback:
+                run.callback(dataclasses.replace(step, index=EVALUATIONS + step.index, steps=self.evaluations()))
 
         noisy, level = as_noisy_picture(run.A, run.y, run.sigma, zero, mean)
         problem = Problem(identity, level / INTERNAL_RANGE, run.problem.name)
-        x = self.solve(Run(noisy, problem, None, run.noise, run.callback, run.size, posterior=network))
+        denoiser = dataclasses.replace(self, unmix=False)
+        x = denoiser.solve(Run(noisy, problem, None, run.noise, show, run.size, posterior=network))
         return run.A.keep_known(run.A.project(x, run.y, run.sigma), run.y, run.sigma)
 
     def _follow_sde(self, run: Run, denoise: Callable[..., Any], x0: Tensor, known: Any) -> Tensor:
@@ -173,12 +187,15 @@ class Posterior(Solver):
 
     def levels(self) -> list[float]:
         """The noise levels of the SDE, from the one where it starts."""
-        count = self.evaluations() - 1
+        count = self._evaluations_of_sampler() - 1
         start = self.n_min * (self.n_max / self.n_min) ** (1.0 if self.realism is None else self.realism)
         a, b = start ** (1 / self.rho), self.n_min ** (1 / self.rho)
         return [(a + i / max(count - 1, 1) * (b - a)) ** self.rho for i in range(count)]
 
     def evaluations(self) -> int:
+        return self._evaluations_of_sampler() + (EVALUATIONS if self.unmix else 0)
+
+    def _evaluations_of_sampler(self) -> int:
         realism = 1.0 if self.realism is None else self.realism
         if self.sampler == "generator":
             return self.steps if realism else 1

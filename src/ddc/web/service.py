@@ -172,7 +172,7 @@ class Service:
             rate = slower * self.rates.get(self.pipe.solver, next(iter(self.rates.values()), 10.0))  # as fast as others
         if "posterior" in solver.needs:  # whose network says how many evaluations it takes
             problem = Problem(operator)
-            solver = solver.settled(problem, self.pipe.parts(solver, problem))
+            solver = solver.settled(problem, self.pipe.parts(solver, problem), size)
         return samples * solver.evaluations() * megapixels * rate
 
     def warm_up(self) -> None:
