@@ -213,6 +213,35 @@ class Picture:
                 logger.warning("%s is written without its metadata, which %s cannot hold", path, kind)
 
 
+ImageLike = str | Path | Picture | Tensor | np.ndarray[Any, Any] | Image.Image  # what people give as an image
+
+
+def as_picture(image: ImageLike) -> Picture:
+    """Whatever people give as an image, as a picture; a file is read."""
+    if isinstance(image, Picture):
+        return image
+    if isinstance(image, (str, Path)):
+        return Picture.read(image)
+    if isinstance(image, Image.Image):
+        if image.has_transparency_data:
+            pixels = np.asarray(image.convert("RGBA"))
+            return Picture(pixels[:, :, :3], pixels[:, :, 3])
+        image = np.asarray(image.convert("RGB"))
+    if isinstance(image, Tensor):
+        if image.dim() != 3 or image.shape[0] not in (1, 3):
+            raise UserError(f"a picture's tensor is (3, H, W), not {tuple(image.shape)}")
+        image = image.detach().cpu().expand(3, -1, -1).permute(1, 2, 0)
+        image = (image.float() if image.is_floating_point() else image).numpy()
+    floating = np.issubdtype(image.dtype, np.floating)
+    if image.ndim != 3 or image.shape[2] != 3 or not (floating or image.dtype in (np.uint8, np.uint16)):
+        raise UserError(
+            f"a picture is (H, W, 3) of uint8, uint16 or floating point, not {image.shape} of {image.dtype}"
+        )
+    if not floating:
+        return Picture(image, bits=8 * image.dtype.itemsize)
+    return Picture(checked_floats("the picture", image), bits=32)
+
+
 def read_size(content: bytes) -> tuple[int, int] | None:
     """Height and width of the upright picture, from its first bytes; None if they are not enough."""
     try:

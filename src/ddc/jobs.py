@@ -41,7 +41,6 @@ logger = logging.getLogger("ddc")
 SHARE_OF_ATTENTION = 0.28 / 512**2  # of a posterior network's time, for each pixel of a tile, as measured
 ESTIMATE_NOISE = ("denoise", "deblur")  # tasks for which the noise is estimated if it is not given
 
-Image = str | Path | Picture | Tensor | np.ndarray[Any, Any] | PIL.Image.Image
 Sigma = float | Literal["auto"] | None
 Strength = Literal["low", "medium", "high"]
 STRENGTHS = {"low": 0.6, "medium": 1.0, "high": 1.6}  # factors of a noise level that is estimated

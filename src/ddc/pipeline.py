@@ -22,8 +22,8 @@ from ddc.diagnosis.content import Mask, with_fixed_colours
 from ddc.diagnosis.treatment import NOTHING, Treatment, regret
 from ddc.errors import UserError
 from ddc.fast import TRAINED_SIZE, accelerate_models, cpu_threads, cpu_unet, default_tile, pick_device
-from ddc.images import ROUNDING_8_BIT, Picture, checked_floats
-from ddc.jobs import Execution, Image, Job, Options, Request
+from ddc.images import ROUNDING_8_BIT, ImageLike, Picture, as_picture
+from ddc.jobs import Execution, Job, Options, Request
 from ddc.latents import LatentPrior
 from ddc.operators.base import Operator, Size
 from ddc.operators.colorize import Colorize
@@ -31,7 +31,7 @@ from ddc.operators.natural import far_and_unmixed
 from ddc.perceptual import interval
 from ddc.priors import DataConsistency, Prior, autoencoder_folder
 from ddc.problems import Problem, Task
-from ddc.solvers.base import Callback, Run, Solver
+from ddc.solvers.base import Callback, Run, Solver, make_solver
 from ddc.solvers.bridge import Bridge
 from ddc.solvers.pnp_admm import DnCNN
 from ddc.solvers.posterior import PosteriorDenoiser
@@ -151,7 +151,7 @@ class RestorationPipeline:
         return self
 
     def __call__(
-        self, images: Image | Sequence[Image], task: str | Task | Operator = "sr4", **options: Unpack[Options]
+        self, images: ImageLike | Sequence[ImageLike], task: str | Task | Operator = "sr4", **options: Unpack[Options]
     ) -> RestorationResult:
         """Restore one picture or several.
 
@@ -168,7 +168,8 @@ class RestorationPipeline:
             self.prior.schedule.pairs(request.steps)  # too many are refused before anything is said or done
         notes: list[list[str]] = [[] for _ in pictures]
         plans, jobs = self._planned(request, pictures, notes)
-        run = Execution(self, request, Clock(started, len(jobs), request.forecast, self.device))
+        more = _more_jobs(request, jobs[:: request.samples]) if request.doubt else 0.0
+        run = Execution(self, request, Clock(started, len(jobs), request.forecast, self.device, more))
         of_all: list[str] = []  # warnings about the computer, not a picture
         with noting(of_all, set()):
             restored = iter(run.all(jobs))
@@ -185,6 +186,7 @@ class RestorationPipeline:
                 kept, task_done = _accepted(samples, picture, plan, first[index])
             per_picture.append([with_fixed_colours(one) for one in kept] if request.fix_colours else kept)
             done.append(task_done)
+        intervals = self._intervals(pictures, task, request, options, first) if request.doubt else []
         return RestorationResult(
             pictures=[samples[0] for samples in per_picture],
             samples=per_picture,
@@ -200,7 +202,7 @@ class RestorationPipeline:
             forecast=run.clock.forecast,
             found=[list(plan.because) if plan else [] for plan in plans],
             marks=[plan.marks if plan else None for plan in plans],
-            intervals=self._intervals(pictures, task, request, options, first) if request.doubt else [],
+            intervals=intervals,
         )
 
     def _with_solver(self, options: Options) -> Options:
@@ -322,10 +324,25 @@ class RestorationPipeline:
 
 
 def restore(
-    images: Image | Sequence[Image], task: str | Task | Operator = "auto", **options: Unpack[Options]
+    images: ImageLike | Sequence[ImageLike], task: str | Task | Operator = "auto", **options: Unpack[Options]
 ) -> RestorationResult:
     """Restore pictures with the shipped model on the best device; for many calls, keep a `RestorationPipeline`."""
     return RestorationPipeline.from_pretrained().to("auto")(images, task, **options)
+
+
+def sampling(solver: Solver) -> Solver:
+    """The solver that draws samples: posterior with a realism of 1, and others as they are."""
+    return make_solver(solver, options={"realism": 1.0}) if "posterior" in solver.needs else solver
+
+
+def _more_jobs(request: Request, jobs: list[Job]) -> float:
+    """How many jobs as long as these are needed for the intervals; `jobs` has one of each picture."""
+    solver = sampling(request.method)
+
+    def evaluations(solver: Solver, job: Job) -> int:
+        return max(solver.settled(job.problem, job.parts, job.image_size()).evaluations(), 1)
+
+    return DOUBT_SAMPLES * sum(evaluations(solver, job) / evaluations(job.solver, job) for job in jobs)
 
 
 def _accepted(
@@ -355,7 +372,7 @@ def _std(samples: list[Picture]) -> Tensor:
     return torch.stack([sample.tensor for sample in samples]).std(0)
 
 
-def as_pictures(images: Image | Sequence[Image]) -> list[Picture]:
+def as_pictures(images: ImageLike | Sequence[ImageLike]) -> list[Picture]:
     """Whatever people give as images, as pictures; files are read."""
     if isinstance(images, (Tensor, np.ndarray)) and images.ndim == 4:
         images = list(images)
@@ -363,32 +380,7 @@ def as_pictures(images: Image | Sequence[Image]) -> list[Picture]:
         images = [images]
     if not images:
         raise UserError("no picture was given")
-    return [_as_picture(image) for image in images]
-
-
-def _as_picture(image: Image) -> Picture:
-    if isinstance(image, Picture):
-        return image
-    if isinstance(image, (str, Path)):
-        return Picture.read(image)
-    if isinstance(image, PIL.Image.Image):
-        if image.has_transparency_data:
-            pixels = np.asarray(image.convert("RGBA"))
-            return Picture(pixels[:, :, :3], pixels[:, :, 3])
-        image = np.asarray(image.convert("RGB"))
-    if isinstance(image, Tensor):
-        if image.dim() != 3 or image.shape[0] not in (1, 3):
-            raise UserError(f"a picture's tensor is (3, H, W), not {tuple(image.shape)}")
-        image = image.detach().cpu().expand(3, -1, -1).permute(1, 2, 0)
-        image = (image.float() if image.is_floating_point() else image).numpy()
-    floating = np.issubdtype(image.dtype, np.floating)
-    if image.ndim != 3 or image.shape[2] != 3 or not (floating or image.dtype in (np.uint8, np.uint16)):
-        raise UserError(
-            f"a picture is (H, W, 3) of uint8, uint16 or floating point, not {image.shape} of {image.dtype}"
-        )
-    if not floating:
-        return Picture(image, bits=8 * image.dtype.itemsize)
-    return Picture(checked_floats("the picture", image), bits=32)
+    return [image if isinstance(image, Picture) else as_picture(image) for image in images]
 
 
 def model_folder(given: str | Path) -> Path:

@@ -30,12 +30,16 @@ class Forecast:
 
 
 class Clock:
-    """Measures the first steps of a call, and forecasts the time of the whole."""
+    """Measures the first steps of a call, and forecasts the time of the whole.
+
+    `more`: how many further jobs will follow, such as those for intervals, each as long as one of `jobs`
+    """
 
     def __init__(
-        self, started: float, jobs: int, tell: Callable[[Forecast], None] | None, device: torch.device
+        self, started: float, jobs: int, tell: Callable[[Forecast], None] | None, device: torch.device, more: float = 0
     ) -> None:
-        self.started, self.jobs, self.tell, self.device = started, jobs, tell, device
+        self.started, self.jobs, self.tell, self.device, self.more = started, jobs, tell, device, more
+        self.prepared = time.perf_counter()  # the pictures and networks are read
         self.done: list[float] = []  # when each step ended
         self.forecast: Forecast | None = None
 
@@ -50,8 +54,10 @@ class Clock:
         if len(self.done) != min(steps, MEASURED_STEPS):
             return
         first = self.done[0] - self.started  # slower than all that follow
-        each = (self.done[-1] - self.done[0]) / (len(self.done) - 1) if len(self.done) > 1 else first
-        self.forecast = Forecast(*size, tiles, first + each * (steps - 1))
+        count = len(self.done) - 1
+        each = (self.done[-1] - self.done[0]) / count if count else self.done[0] - self.prepared
+        steps_of_more = step.steps * self.more * tiles / together
+        self.forecast = Forecast(*size, tiles, first + each * (steps - 1 + steps_of_more))
         if self.tell and self.forecast.seconds >= SLOW:
             self.tell(self.forecast)
 

@@ -16,8 +16,9 @@ from ddc.errors import UserError
 from ddc.evaluation.benchmark import EvaluationOptions, Models, evaluate, make_cases
 from ddc.evaluation.run import read_rows
 from ddc.images import Picture, to_internal
-from ddc.networks import build_network, load_network
+from ddc.networks import build_network, load_network, run_unet
 from ddc.noise import Noise
+from ddc.notation import duration
 from ddc.operators.inpaint import Inpaint
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import Problem, make_problem, measure
@@ -151,6 +152,34 @@ def test_the_doubt_is_written(with_posterior: Path, tmp_path: Path) -> None:
     pipe.parts(Posterior(), make_problem("denoise"))["posterior"].doubt = 2.0  # as a calibrated model has
     wide = pipe(tmp_path / "a.png", "sr2", doubt=True).intervals[0]
     assert float((wide[1] - wide[0]).mean()) > 1.5 * float((high - low).mean())
+
+
+@pytest.mark.parametrize(("realism", "own"), [(0.0, 1), (1.0, 3)])
+def test_the_samples_for_the_doubt_are_in_the_forecast(
+    with_posterior: Path,
+    tmp_path: Path,
+    realism: float,
+    own: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def slow(*given: Any) -> torch.Tensor:
+        nonlocal now
+        now += 1  # a second for each evaluation
+        return run_unet(*given)
+
+    monkeypatch.setattr("ddc.solvers.posterior.run_unet", slow)
+    monkeypatch.setattr("ddc.telling.time.perf_counter", lambda: now)
+    Picture(np.full((16, 20, 3), 90, np.uint8)).write(tmp_path / "a.png")
+    words = f"restore {tmp_path / 'a.png'} -o {tmp_path / 'out.png'} --model {with_posterior} --task sr2 --json"
+    for doubt, seconds in ((" --doubt", own + 8 * 3), ("", own)):
+        monkeypatch.setattr("ddc.telling.SLOW", 0)
+        assert main(f"{words}{doubt} --realism {realism}".split()) == 0
+        said, now = capsys.readouterr(), 0.0
+        facts = json.loads(said.out)
+        assert f"about {duration(seconds)}\n" in said.err and facts["forecast"] == facts["seconds"] == seconds
 
 
 def test_jpeg_has_a_doubt_of_its_own(with_posterior: Path, tmp_path: Path) -> None:

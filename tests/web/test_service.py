@@ -191,6 +191,22 @@ def test_the_forecast_of_a_posterior_network_counts_its_own_evaluations(tmp_path
     assert work.expected_seconds((200, 200), denoise, mean) == pytest.approx(0.04 * 10)
 
 
+def test_the_forecast_counts_the_samples_for_the_doubt(tmp_path: Path, photo: Upload) -> None:
+    """Eight of two evaluations each, whatever the realism of the picture itself is."""
+    PosteriorDenoiser(tiny_posterior().unet, ([0.5], [1.0])).save_pretrained(tmp_path / "posterior")
+    work = Service(RestorationPipeline.from_pretrained(tmp_path), Limits(minutes=5), Store(tmp_path / "files"))
+    mean = Choices(kind="Noise", solver="posterior", steps=20, realism=0.0)
+    doubted = replace(mean, doubt=True)
+    work.warm_up()
+    work.rates["posterior"] = 10.0
+    expected = [work._expected(photo, choices.task, choices.options)[2] for choices in (mean, doubted)]
+    assert expected[1] == pytest.approx((1 + 8 * 2) * expected[0])
+    work.rates["posterior"] *= 100 / expected[0]  # 100 seconds for the mean
+    assert "about 2 minutes" in work.forecast(photo, mean)
+    with pytest.raises(UserError, match="about 28 minutes; this page allows 5 minutes"):
+        work.forecast(photo, doubted)
+
+
 def test_refusals_of_solvers_come_before_the_run(work: Service, photo: Upload) -> None:
     with pytest.raises(UserError, match="ddnm needs a linear operator"):
         work.forecast(photo, Choices(kind="JPEG artefacts", solver="ddnm"))
@@ -287,6 +303,9 @@ def test_a_quicker_solver_is_named(work: Service, photo: Upload, monkeypatch: py
 
 def test_a_picture_that_would_take_too_long_gets_the_quick_solver(work: Service, photo: Upload) -> None:
     assert not work.is_too_long(photo, Choices())
+    one_sample = work._expected(photo, "auto", Choices().options)[2]
+    work.rates["ddc"] *= 60 / one_sample
+    assert not work.is_too_long(photo, Choices()) and work.is_too_long(photo, Choices(doubt=True))
     work.rates["ddc"] = 1e6
     assert work.is_too_long(photo, Choices()) and not work.is_too_long(photo, Choices(solver="one-pass", steps=1))
 

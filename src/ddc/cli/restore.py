@@ -232,5 +232,5 @@ class Restore(RayOptions, FileOptions):
         solver = make_solver(self._solver(), self.steps)
         if device != "cpu" or forecast.seconds < LONG or solver.name in ("one-pass", "posterior"):
             return text
-        quick = duration(forecast.seconds / solver.evaluations() / self.samples)
+        quick = duration(forecast.seconds / solver.evaluations())
         return f"{text}. With --solver one-pass it takes about {quick}; the result is nearly as good, except for strong noise"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ddc.datasets import CleanImage, evenly
 from ddc.errors import UserError
-from ddc.evaluation.reference import measure_reference
+from ddc.evaluation.reference import check_features, measure_reference
 from ddc.evaluation.run import (
     EXPLANATIONS,
     KEY,
@@ -34,6 +34,7 @@ from ddc.evaluation.run import (
     solver_order,
     weight_files,
 )
+from ddc.fast import pick_device
 from ddc.hub import fetch_model
 from ddc.images import to_internal, to_unit
 from ddc.notation import Entry, split, to_number
@@ -303,13 +304,14 @@ def evaluate(
         added = {"models": models.facts(), "parts": parts, "not_measured": metrics.absent}
         run.save_protocol(changes | EXPLANATIONS, hardware=[machine(device, options.compile)], **added)
         runs = {case: wanted[case] for case in cases if case not in skipped}
-        if options.reference is not None and not run.rank:
-            measure_reference(options.reference, images[0].pixels.shape[-1], metrics, run.folder)
+        prepare_reference(options, run, cases, images[0], metrics)
         with run:
             measuring = (how or Measuring)(run, models, metrics, options, timer, runs)
             measuring.truths([image for image in images[share] if image.name not in run.truths])
             measuring.all(todo)
     else:
+        if not todo and not timer.late():  # all rows are there, but perhaps not yet the reference
+            prepare_reference(options, run, cases, images[0])
         run.save_protocol(changes)
     run.wait_for_all()
     return EvaluationResult.of(
@@ -318,6 +320,20 @@ def evaluate(
         {case.key: reason for case, reason in skipped.items()},
         len(images),
     )
+
+
+def prepare_reference(
+    options: EvaluationOptions, run: RunFolder, cases: Sequence[Case], image: CleanImage, metrics: Metrics | None = None
+) -> None:
+    """Measure the photographs that FID compares with, if there are any; only the first process does."""
+    if options.reference is None or run.rank:
+        return
+    check_features(run.rows, {case.key for case in cases}, run.folder)
+
+    def load() -> Metrics:
+        return metrics or Metrics(pick_device(options.device), options.inception, options.fid)
+
+    measure_reference(options.reference, image.pixels.shape[-1], load, run.folder)
 
 
 def device_options(options: EvaluationOptions) -> dict[str, Any]:

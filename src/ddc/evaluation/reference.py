@@ -4,6 +4,7 @@ FID against the true pictures falls with the error of each picture. FID against 
 asks whether the restored pictures look like photographs.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 from ddc.datasets import find_sources, read_images
 from ddc.errors import UserError
-from ddc.evaluation.run import DAMAGED
+from ddc.evaluation.run import DAMAGED, Key, Row, key_of
 from ddc.images import appearing
 from ddc.perceptual import Array, Metrics
 
@@ -56,13 +57,24 @@ def _centred(features: Array) -> tuple[Array, Array]:
     return mean, (features - mean) / np.sqrt(len(features) - 1)
 
 
-def measure_reference(pictures: Path, size: int, metrics: Metrics, run: Path) -> None:
+def check_features(rows: list[Row], cases: set[Key], run: Path) -> None:
+    """Refuse measured rows without the features that are compared with a reference."""
+    missing = sum(key_of(row) in cases and "fid" not in row["features"] for row in rows)
+    if missing:
+        raise UserError(
+            f"{missing} rows of {run} were measured without the Inception weights, so that FID cannot be computed from them; "
+            "measure again with --fid and another --out"
+        )
+
+
+def measure_reference(pictures: Path, size: int, load: Callable[[], Metrics], run: Path) -> None:
     """Write the features of the centres of all pictures in a folder or archive, unless that is done already."""
     path = run / FILE
     if path.exists():
         if (before := str(_load(path, "name"))) != pictures.name:
             raise UserError(f"{path} is of {before}, not of {pictures.name}; delete it, or use another --out")
         return
+    metrics = load()
     if metrics.inception is None:
         raise UserError("--fid-reference needs the Inception weights; add --fid, which downloads them")
     sources = find_sources([pictures])

@@ -102,13 +102,13 @@ class Posterior(Solver):
             wide = bool(found[0])
         if realism is None and wide is not None:  # else each picture of the batch has its own
             realism = network.in_wide_holes if wide else network.realism
-        steps, unmix, linear = self.steps, self.unmix, isinstance(problem.operator, LinearOperator)
+        steps, unmix, operator = self.steps, self.unmix, problem.operator
         if generator and sampler == "generator":
             steps = 1 + len(generator[0])
-        if unmix and not linear:
+        if unmix and not isinstance(operator, LinearOperator):
             raise UserError(f"unmix needs a linear operator; {problem.name} is not one. Leave it out")
         if unmix is None and size is not None:
-            unmix = linear and mixes(problem.operator, blank(problem.operator, size))
+            unmix = isinstance(operator, LinearOperator) and mixes(operator, blank(operator, size))
         return dataclasses.replace(self, sampler=sampler, wide=wide, realism=realism, steps=steps, unmix=unmix)
 
     @torch.no_grad()

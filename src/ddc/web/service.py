@@ -22,7 +22,7 @@ from ddc.jobs import STRENGTHS, Options, Request
 from ddc.notation import duration
 from ddc.operators.base import Operator, Size
 from ddc.perceptual import LPIPS, psnr
-from ddc.pipeline import DOUBT_SAMPLES, RestorationPipeline, RestorationResult, find_part, part_names
+from ddc.pipeline import DOUBT_SAMPLES, RestorationPipeline, RestorationResult, find_part, part_names, sampling
 from ddc.problems import DETECTED, TASKS, Problem, Task
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Solver
@@ -147,7 +147,7 @@ class Service:
         solver, operator = _checked(choices.task, upload.size(), choices.options)
         height, width = (side * operator.scale for side in upload.size())
         self._measure()
-        long = self.expected_seconds((height, width), operator, solver) > 60 * self.limits.minutes
+        long = self._seconds((height, width), operator, solver, choices.options) > 60 * self.limits.minutes
         return long and self.quick != choices.solver
 
     def _expected(self, upload: Upload, task: str, options: Options) -> tuple[int, int, float]:
@@ -157,10 +157,16 @@ class Service:
         height, width = (side * operator.scale for side in upload.size())
         self.limits.check_size(height, width)
         self._measure()
-        samples = options["samples"] + (DOUBT_SAMPLES if options.get("doubt") else 0)
-        seconds = self.expected_seconds((height, width), operator, solver, samples)
+        seconds = self._seconds((height, width), operator, solver, options)
         self.limits.check_time(seconds)
         return height, width, seconds
+
+    def _seconds(self, size: Size, operator: Operator, solver: Solver, options: Options) -> float:
+        """The time of all samples, with those for the doubt."""
+        seconds = self.expected_seconds(size, operator, solver, options["samples"])
+        if options.get("doubt"):
+            seconds += self.expected_seconds(size, operator, sampling(solver), DOUBT_SAMPLES)
+        return seconds
 
     def expected_seconds(self, size: Size, operator: Operator, solver: Solver, samples: int = 1) -> float:
         """The time of a restoration to `size`, by the speed of earlier ones."""
@@ -203,7 +209,7 @@ class Service:
         height, width = result.picture.size
         work = result.evaluations * len(result.samples[0]) * min(height * width, self.pipe.tile**2) / 1e6
         name = result.solvers[0]  # empty where a result was taken back
-        if work > 0 and name:
+        if work > 0 and name and not options.get("doubt"):  # whose samples have evaluations of their own
             self.rates[name], self.measured[name] = result.seconds / work, time.monotonic()
         return result
 
