@@ -96,5 +96,7 @@ def test_a_finished_run_is_compared_too(
     assert read_results(tmp_path / "with").summary[0]["fid"] > 0
     metrics.inception = None
     run("with", photographs)  # it was measured before
-    with pytest.raises(UserError, match=r"3 rows of .*without were measured without the Inception weights.* with --fid"):
+    with pytest.raises(
+        UserError, match=r"3 rows of .*without were measured without the Inception weights.* with --fid"
+    ):
         run("without", photographs)
