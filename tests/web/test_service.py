@@ -1,6 +1,7 @@
 """What the web page does, without the page."""
 
 import io
+import math
 import os
 import shlex
 import subprocess
@@ -197,8 +198,7 @@ def test_the_forecast_counts_the_samples_for_the_doubt(tmp_path: Path, photo: Up
     work = Service(RestorationPipeline.from_pretrained(tmp_path), Limits(minutes=5), Store(tmp_path / "files"))
     mean = Choices(kind="Noise", solver="posterior", steps=20, realism=0.0)
     doubted = replace(mean, doubt=True)
-    work.warm_up()
-    work.rates["posterior"] = 10.0
+    work.rates["posterior"], work.measured["posterior"] = 10.0, math.inf  # it needs not be measured
     expected = [work._expected(photo, choices.task, choices.options)[2] for choices in (mean, doubted)]
     assert expected[1] == pytest.approx((1 + 8 * 2) * expected[0])
     work.rates["posterior"] *= 100 / expected[0]  # 100 seconds for the mean
