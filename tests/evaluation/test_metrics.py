@@ -160,6 +160,21 @@ def test_all_metrics_of_a_batch() -> None:
     assert perfect["psnr"] == [100, 100] and perfect["lpips"] == [0, 0]
 
 
+def test_features_of_the_truth_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    truth = pictures()
+    calls: list[int] = []
+    forward = metrics.alex.features.forward
+    monkeypatch.setattr(metrics.alex.features, "forward", lambda x: (calls.append(len(x)), forward(x))[1])
+    first, _ = metrics(noisy(truth), truth)
+    again, _ = metrics(noisy(truth), truth.clone())
+    assert len(calls) == 3  # the truth, and two restored batches
+    assert again == first
+    other, _ = metrics(noisy(truth), truth.flip(0))
+    assert len(calls) == 5
+    assert other["lpips"] == metrics.alex(2 * noisy(truth) - 1, 2 * truth.flip(0) - 1).tolist() != first["lpips"]
+
+
 def test_inception_is_read_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     network = Inception().eval()

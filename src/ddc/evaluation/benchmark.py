@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -395,18 +396,25 @@ class Measuring:
             future.result()  # a picture that could not be written is an error
 
     def batches(self, todo: dict[Case, list[CleanImage]]) -> Iterator[tuple[Case, Measured]]:
-        size = self.options.batch_size
+        """Batch by batch, each with all cases that lack the same images, so that the features of the truth are computed once. If the time is
+        limited, one case after the other, so that a case is complete before the next begins."""
+        size, limited = self.options.batch_size, self.options.deadline is not None
+        counts = {case: self.evaluations(case) for case in todo}
+        together: dict[Any, list[Case]] = {}
         for case, images in todo.items():
-            evaluations = self.evaluations(case)
-            for start in range(0, len(images), size):
-                if not self.timer.allows(case.key[3:], evaluations):
-                    break
+            key = case.key if limited else (case.model, *(image.name for image in images))
+            together.setdefault(key, []).append(case)
+        for cases in together.values():
+            images = todo[cases[0]]
+            for start, case in product(range(0, len(images), size), cases):
+                if not self.timer.allows(case.key[3:], counts[case]):
+                    continue
                 batch = images[start : start + size]
                 if start == 0:
                     self.warm_up(case, batch)
                 started = time.monotonic()
                 measured = self.batch(case, batch)
-                self.timer.took(case.key[3:], evaluations, time.monotonic() - started)
+                self.timer.took(case.key[3:], counts[case], time.monotonic() - started)
                 yield case, measured
 
     def evaluations(self, case: Case) -> int:
