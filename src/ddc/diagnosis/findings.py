@@ -37,7 +37,7 @@ SHAKEN_DROP = 9.0  # dB by which the power of a shaken picture falls somewhere
 SHAKEN = 2.0  # pixels of a kernel's spread; less may be texture
 BLURRED_IN_JPEG = 1.5  # pixels of a blur that is worth undoing beneath JPEG: cameras' pictures are as soft at full size
 LARGE_HOLE = 100  # pixels across, from which on the filling is invention
-LIKE_DEMOSAICING = 0.1  # from the factor 2: noise of which two pixels in three were interpolated looks enlarged
+LIKE_DEMOSAICING = 0.05  # from the factor 2, of which demosaicing leaves weak traces
 STRONGEST = 0.12  # σ that is assumed at most
 
 
@@ -127,7 +127,7 @@ def examine(picture: Picture) -> Findings:
     noise = measure_noise(pixels, quality, aged=fading is not None)
     coarse = quality is not None and quality < COARSEST_TO_DEBLUR
     # the blocks of a coarse JPEG file have the marks of an enlargement, twice or four times
-    enlargement = None if coarse else _enlargement(luma, quality is not None, noise)
+    enlargement = None if coarse else _enlargement(luma, quality is not None)
     if enlargement is not None:  # interpolated texture is as even as noise
         small = without_enlargement(quantise(pixels, 8), enlargement.factor)
         noise = measure_noise(unit_float(small), quality)
@@ -156,11 +156,10 @@ def examine(picture: Picture) -> Findings:
     )
 
 
-def _enlargement(luma: Plane, jpeg: bool, noise: Noise) -> Enlargement | None:
+def _enlargement(luma: Plane, jpeg: bool) -> Enlargement | None:
     found = detect_enlargement(luma, jpeg)
-    if found is None or not noise.found or found.coherence > SURE:
-        return found
-    return None if abs(found.factor - 2) < LIKE_DEMOSAICING else found
+    demosaiced = found is not None and found.coherence <= SURE and abs(found.factor - 2) < LIKE_DEMOSAICING
+    return None if demosaiced else found
 
 
 def _blur(picture: Picture, sigma: float, quality: int | None) -> BlurEstimate | None:
