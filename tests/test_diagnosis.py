@@ -10,7 +10,7 @@ import PIL.ImageDraw
 import PIL.ImageFilter
 import pytest
 import torch
-from scipy.ndimage import gaussian_filter
+from scipy.ndimage import convolve, gaussian_filter
 from skimage import data
 
 from ddc.diagnosis import findings, shake
@@ -149,6 +149,22 @@ def test_an_enlargement_is_found_after_jpeg_and_a_blur_is_none() -> None:
         assert detect_enlargement(luma(gaussian_filter(COFFEE, (width, width, 0))), jpeg=False) is None
 
 
+def test_demosaicing_is_no_enlargement() -> None:
+    """Two of three colours of each pixel are means of their neighbours, which leaves traces as of an enlargement."""
+    scene = gaussian_filter(data.astronaut(), (0.8, 0.8, 0))  # as soft as a camera's pictures at full size
+    seen = np.zeros(scene.shape)
+    for row, column, channel in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2)):
+        seen[row::2, column::2, channel] = 1
+    weights = np.array([[1, 2, 1], [2, 4, 2], [1, 2, 1]])[..., None]
+    made, count = (convolve(values, weights) for values in (seen * scene, seen))
+    demosaiced = luma(np.rint(np.where(seen > 0, scene, made / count)).astype(np.uint8))
+    found = detect_enlargement(demosaiced, jpeg=False)
+    assert found is not None and found.factor == pytest.approx(2, rel=0.03)
+    assert findings._enlargement(demosaiced, jpeg=False) is None
+    twice = resized(resized(data.astronaut(), 0.5, RESAMPLING.BOX), 2, RESAMPLING.BICUBIC)
+    assert findings._enlargement(luma(twice), jpeg=False) is not None
+
+
 def test_noise_has_a_colour() -> None:
     assert not measure_noise(unit(COFFEE)).found
     white = measure_noise(unit(with_grain(COFFEE, 0.05, 0)))
@@ -225,6 +241,16 @@ def test_a_picture_that_was_saved_again_keeps_a_part_of_itself() -> None:
     measured = unit(plan.prepared(Picture(first)).pixels)
     done = plan.finished(Picture(np.zeros_like(measured), bits=32), Picture(first)).pixels
     assert done.shape == first.shape and np.allclose(done, 0.4 * measured[3:, 5:], atol=1e-6)
+
+
+def test_weak_damage_changes_edges_little() -> None:
+    plan = composition(Findings(quality=75))
+    assert plan is not None and 0 < plan.most < plan.sigma
+    before = np.full((64, 64, 3), 0.5, np.float32)
+    change = np.random.default_rng(0).normal(0, 0.2 * plan.most, before.shape).astype(np.float32)
+    change[30:34] += 0.1  # much more than noise
+    done = plan.finished(Picture(before + change, bits=32), Picture(before, bits=32)).pixels - before
+    assert np.allclose(done[:24], change[:24], atol=1e-6) and np.abs(done[30:34]).max() < 0.4 * change[30:34].max()
 
 
 @pytest.mark.parametrize("factor", [2.5, 3.0, 5.0])
@@ -410,6 +436,8 @@ def test_a_rough_kernel_explains_a_shake_but_nothing_else() -> None:
     assert not explains(spectrum(even), even, BlurEstimate(width=2), False)
     assert explains(spectrum(line), line, None, False)
     assert not explains(spectrum(line), line, BlurEstimate(length=15, angle=30), False)  # its shape is known
+    weak = gaussian_kernel(1, 1)
+    assert not explains(spectrum(weak), weak, None, False)  # soft, by a blur that is not worth undoing
 
 
 def test_a_gaussian_blur_is_not_taken_for_a_shake() -> None:
