@@ -17,7 +17,7 @@ from ddc.diagnosis import findings, shake
 from ddc.diagnosis.blocks import FirstSaving, detect_blocks
 from ddc.diagnosis.content import belongs_to_picture, find_fading, find_marks, is_drawing, with_fixed_colours
 from ddc.diagnosis.enlargement import Enlargement, detect_enlargement
-from ddc.diagnosis.findings import Findings, examine
+from ddc.diagnosis.findings import Findings, examine, is_demosaiced
 from ddc.diagnosis.grain import Bands, Noise, measure_noise
 from ddc.diagnosis.planes import Plane, luma_chroma
 from ddc.diagnosis.shake import estimate_kernel, explains, spread_of
@@ -157,12 +157,14 @@ def test_demosaicing_is_no_enlargement() -> None:
         seen[row::2, column::2, channel] = 1
     weights = np.array([[1, 2, 1], [2, 4, 2], [1, 2, 1]])[..., None]
     made, count = (convolve(values, weights) for values in (seen * scene, seen))
-    demosaiced = luma(np.rint(np.where(seen > 0, scene, made / count)).astype(np.uint8))
-    found = detect_enlargement(demosaiced, jpeg=False)
-    assert found is not None and found.factor == pytest.approx(2, rel=0.03)
-    assert findings._enlargement(demosaiced, jpeg=False) is None
+    demosaiced = np.rint(np.where(seen > 0, scene, made / count)).astype(np.uint8)
+    found = detect_enlargement(luma(demosaiced), jpeg=False)
+    assert found is not None and is_demosaiced(found)
+    nothing = examine(Picture(demosaiced))
+    assert nothing.enlargement is None and nothing.blur is None
     twice = resized(resized(data.astronaut(), 0.5, RESAMPLING.BOX), 2, RESAMPLING.BICUBIC)
-    assert findings._enlargement(luma(twice), jpeg=False) is not None
+    found = detect_enlargement(luma(twice), jpeg=False)
+    assert found is not None and not is_demosaiced(found)
 
 
 def test_noise_has_a_colour() -> None:
