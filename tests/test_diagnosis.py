@@ -245,16 +245,6 @@ def test_a_picture_that_was_saved_again_keeps_a_part_of_itself() -> None:
     assert done.shape == first.shape and np.allclose(done, 0.4 * measured[3:, 5:], atol=1e-6)
 
 
-def test_weak_damage_changes_edges_little() -> None:
-    plan = composition(Findings(quality=75))
-    assert plan is not None and 0 < plan.most < plan.sigma
-    before = np.full((64, 64, 3), 0.5, np.float32)
-    change = np.random.default_rng(0).normal(0, 0.2 * plan.most, before.shape).astype(np.float32)
-    change[30:34] += 0.1  # much more than noise
-    done = plan.finished(Picture(before + change, bits=32), Picture(before, bits=32)).pixels - before
-    assert np.allclose(done[:24], change[:24], atol=1e-6) and np.abs(done[30:34]).max() < 0.4 * change[30:34].max()
-
-
 @pytest.mark.parametrize("factor", [2.5, 3.0, 5.0])
 def test_repeated_pixels_tell_their_factor(factor: float) -> None:
     small = resized(COFFEE, 1 / factor, RESAMPLING.BOX)

@@ -10,7 +10,6 @@ import numpy as np
 import PIL.Image
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d
 
 from ddc.diagnosis.blocks import saved, with_margin
 from ddc.diagnosis.content import Mask, find_marks
@@ -54,9 +53,6 @@ NOISE_OF_SHAKEN = 0.02  # σ that covers the errors of an estimated kernel
 # rounded to the same values, and so are those of their mean, which has less error than both.
 JPEG_SHARES = ((10, 30), (0.8, 0.6))
 LEAST_ERROR = "posterior:realism=0"  # for weak damage, where sharper estimates only add grain
-# Of weak damage: what may be changed around a pixel, RMS, in σ, and how wide that surrounding is, in pixels. The network
-# also sharpens soft edges, as pictures of cameras have at full size, and changes them by more than noise and JPEG do.
-MOST_CHANGED, SURROUNDING = 0.6, 5
 CALM = "posterior:realism=0.25"  # for blurs, whose shape and width are estimates: sharper ones get waves
 # What tells that a restoration is worse than its source, see `regret`
 MOST_RESIDUAL, RINGING, STRUCTURE, EVEN, HIDDEN = (1.6, 0.012), (1.25, 0.006), 3.0, 0.008, 3.5
@@ -97,7 +93,6 @@ class Treatment:
     margins: tuple[int, int] = (0, 0)  # rows and columns to add above and to the left, for whole blocks of JPEG
     first: int | None = None  # the quality in which it was first saved, to undo the errors of the second saving
     share: float = 1.0  # of the restoration in the result; the rest is the measurement
-    most: float = 0.0  # RMS change around a pixel; the excess is taken back. 0 is no limit
     because: tuple[str, ...] = ()  # the findings, in words
     operator: Operator | None = dataclasses.field(default=None, compare=False)  # instead of the task's own
     conditions: Conditions | None = None  # for a posterior network
@@ -136,8 +131,6 @@ class Treatment:
             measured = unit_float(self.prepared(source).pixels)
             mixed = self.share * unit_float(restored.pixels) + (1 - self.share) * measured
             restored = dataclasses.replace(restored, pixels=mixed)
-        if self.most:
-            restored = dataclasses.replace(restored, pixels=_limited(restored, source, self.most))
         if self.shrink == 1 and restored.size != source.size:
             top, left = self.margins
             return dataclasses.replace(restored, pixels=restored.pixels[top:, left:], alpha=source.alpha)
@@ -231,16 +224,7 @@ def composition(found: Findings, strength: float = 1.0) -> Treatment | None:
     rms, colour = noise_in_bands(found.noise)
     told = dataclasses.replace(told, colour=colour if found.noise.coloured else told.colour)
     sigma = min(strength * math.hypot(rms, error), STRONGEST)
-    return Treatment("denoise", sigma, most=MOST_CHANGED * sigma, conditions=told, solver=LEAST_ERROR)
-
-
-def _limited(restored: Picture, source: Picture, most: float) -> np.ndarray[Any, Any]:
-    """Returns the pixels of a restored picture, with smaller changes where they are more than `most` around a pixel."""
-    before = unit_float(source.pixels)
-    change = torch.from_numpy(unit_float(restored.pixels) - before)
-    squared = change.square().mean(2)[None, None]
-    around = avg_pool2d(squared, SURROUNDING, 1, SURROUNDING // 2, count_include_pad=False).sqrt()[0, 0]
-    return before + (change * (most / around.clamp(min=most))[..., None]).numpy()
+    return Treatment("denoise", sigma, conditions=told, solver=LEAST_ERROR)
 
 
 def _enlarging(factor: float) -> str:
