@@ -10,14 +10,14 @@ import PIL.ImageDraw
 import PIL.ImageFilter
 import pytest
 import torch
-from scipy.ndimage import gaussian_filter
+from scipy.ndimage import convolve, gaussian_filter
 from skimage import data
 
 from ddc.diagnosis import findings, shake
 from ddc.diagnosis.blocks import FirstSaving, detect_blocks
 from ddc.diagnosis.content import belongs_to_picture, find_fading, find_marks, is_drawing, with_fixed_colours
 from ddc.diagnosis.enlargement import Enlargement, detect_enlargement
-from ddc.diagnosis.findings import Findings, examine
+from ddc.diagnosis.findings import Findings, examine, is_demosaiced
 from ddc.diagnosis.grain import Bands, Noise, measure_noise
 from ddc.diagnosis.planes import Plane, luma_chroma
 from ddc.diagnosis.shake import estimate_kernel, explains, spread_of
@@ -147,6 +147,24 @@ def test_an_enlargement_is_found_after_jpeg_and_a_blur_is_none() -> None:
     assert found is not None and found.factor == pytest.approx(4, rel=0.05)
     for width in (1, 2, 3):
         assert detect_enlargement(luma(gaussian_filter(COFFEE, (width, width, 0))), jpeg=False) is None
+
+
+def test_demosaicing_is_no_enlargement() -> None:
+    """Two of three colours of each pixel are means of their neighbours, which leaves traces as of an enlargement."""
+    scene = gaussian_filter(data.astronaut(), (0.8, 0.8, 0))  # as soft as a camera's pictures at full size
+    seen = np.zeros(scene.shape)
+    for row, column, channel in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2)):
+        seen[row::2, column::2, channel] = 1
+    weights = np.array([[1, 2, 1], [2, 4, 2], [1, 2, 1]])[..., None]
+    made, count = (convolve(values, weights) for values in (seen * scene, seen))
+    demosaiced = np.rint(np.where(seen > 0, scene, made / count)).astype(np.uint8)
+    found = detect_enlargement(luma(demosaiced), jpeg=False)
+    assert found is not None and is_demosaiced(found)
+    nothing = examine(Picture(demosaiced))
+    assert nothing.enlargement is None and nothing.blur is None
+    twice = resized(resized(data.astronaut(), 0.5, RESAMPLING.BOX), 2, RESAMPLING.BICUBIC)
+    found = detect_enlargement(luma(twice), jpeg=False)
+    assert found is not None and not is_demosaiced(found)
 
 
 def test_noise_has_a_colour() -> None:
@@ -410,6 +428,8 @@ def test_a_rough_kernel_explains_a_shake_but_nothing_else() -> None:
     assert not explains(spectrum(even), even, BlurEstimate(width=2), False)
     assert explains(spectrum(line), line, None, False)
     assert not explains(spectrum(line), line, BlurEstimate(length=15, angle=30), False)  # its shape is known
+    weak = gaussian_kernel(1, 1)
+    assert not explains(spectrum(weak), weak, None, False)  # soft, by a blur that is not worth undoing
 
 
 def test_a_gaussian_blur_is_not_taken_for_a_shake() -> None:

@@ -37,7 +37,7 @@ SHAKEN_DROP = 9.0  # dB by which the power of a shaken picture falls somewhere
 SHAKEN = 2.0  # pixels of a kernel's spread; less may be texture
 BLURRED_IN_JPEG = 1.5  # pixels of a blur that is worth undoing beneath JPEG: cameras' pictures are as soft at full size
 LARGE_HOLE = 100  # pixels across, from which on the filling is invention
-LIKE_DEMOSAICING = 0.1  # from the factor 2: noise of which two pixels in three were interpolated looks enlarged
+LIKE_DEMOSAICING = 0.05  # from the factor 2, of which demosaicing leaves weak traces
 STRONGEST = 0.12  # σ that is assumed at most
 
 
@@ -127,7 +127,9 @@ def examine(picture: Picture) -> Findings:
     noise = measure_noise(pixels, quality, aged=fading is not None)
     coarse = quality is not None and quality < COARSEST_TO_DEBLUR
     # the blocks of a coarse JPEG file have the marks of an enlargement, twice or four times
-    enlargement = None if coarse else _enlargement(luma, quality is not None, noise)
+    enlargement = None if coarse else detect_enlargement(luma, quality is not None)
+    demosaiced = enlargement is not None and is_demosaiced(enlargement)
+    enlargement = None if demosaiced else enlargement
     if enlargement is not None:  # interpolated texture is as even as noise
         small = without_enlargement(quantise(pixels, 8), enlargement.factor)
         noise = measure_noise(unit_float(small), quality)
@@ -137,7 +139,8 @@ def examine(picture: Picture) -> Findings:
         level = 0.0
     sigma = noise_of(level, settings, 1 if picture.grey else 3)
     soft = enlargement is None and is_soft(luma)
-    blur = _blur(picture, sigma, quality) if soft and not coarse else None  # coarse blocks hide detail as a blur does
+    # coarse blocks hide detail as a blur does
+    blur = _blur(picture, sigma, quality, demosaiced) if soft and not coarse else None
     may_be_shaken = not coarse and enlargement is None and is_soft(luma, SHAKEN_DROP)
     kernel = _shake(picture, luma, max(sigma, noise.white), quality, blur) if may_be_shaken else None
     return Findings(
@@ -156,18 +159,18 @@ def examine(picture: Picture) -> Findings:
     )
 
 
-def _enlargement(luma: Plane, jpeg: bool, noise: Noise) -> Enlargement | None:
-    found = detect_enlargement(luma, jpeg)
-    if found is None or not noise.found or found.coherence > SURE:
-        return found
-    return None if abs(found.factor - 2) < LIKE_DEMOSAICING else found
+def is_demosaiced(found: Enlargement) -> bool:
+    """Returns whether an enlargement is rather the trace of demosaicing in a camera's picture at full size."""
+    return found.coherence <= SURE and abs(found.factor - 2) < LIKE_DEMOSAICING
 
 
-def _blur(picture: Picture, sigma: float, quality: int | None) -> BlurEstimate | None:
+def _blur(picture: Picture, sigma: float, quality: int | None, demosaiced: bool) -> BlurEstimate | None:
     try:
         blur = blur_before_jpeg(picture, sigma)
     except UserError:  # the picture is too small
         return None
+    if demosaiced and not blur.radius and not blur.length:
+        return None  # a camera's own softness at full size
     least = BLURRED if quality is None or quality >= COARSE_JPEG else BLURRED_IN_JPEG
     return blur if blur.spread >= least * (1 + 10 * sigma) else None  # noise hides detail as a blur does
 

@@ -48,15 +48,17 @@ def estimate_kernel(luma: Plane) -> Tensor:
 def explains(spectrum: Spectrum, kernel: Tensor, blur: BlurEstimate | None, in_jpeg: bool) -> bool:
     """Returns whether a kernel explains the spectrum of a photograph, and better than blurs of a known shape do.
 
-    blur: the best one of a known shape
+    blur: the best one of a known shape, if it is worth undoing
     in_jpeg: whether the photograph was coarsely compressed
     """
     passed = passed_by(kernel, spectrum.rings, spectrum.sectors)
     sharp, _ = spectrum.best([BlurEstimate()], 2)
     even, _ = spectrum.best([*each(width=WIDTHS), *each(RADII)], 2)
     other, _ = spectrum.best([BlurEstimate(), blur or BlurEstimate()], 2)
-    least = spectrum.least_cost()
-    if in_jpeg or spread_of(kernel) < SMALL or sharp - even > MOST_BY_EVEN * (sharp - least):
+    least, small = spectrum.least_cost(), spread_of(kernel) < SMALL
+    if small:  # a soft picture is explained as well by a blur that is not worth undoing
+        other = min(other, even)
+    if in_jpeg or small or sharp - even > MOST_BY_EVEN * (sharp - least):
         share = LEAST_SHARE_IN_JPEG if in_jpeg else LEAST_SHARE
         needed = max(share * (other - least), LEAST_SHARE_OF_BLUR * (sharp - least))
         return other - spectrum.cost(passed, 2) >= needed
