@@ -396,8 +396,8 @@ class Measuring:
             future.result()  # a picture that could not be written is an error
 
     def batches(self, todo: dict[Case, list[CleanImage]]) -> Iterator[tuple[Case, Measured]]:
-        """Batch by batch, each with all cases that lack the same images, so that the features of the truth are computed once. If the time is
-        limited, one case after the other, so that a case is complete before the next begins."""
+        """Batch by batch, each with all cases that lack the same images, so that the features of the truth are computed once.
+        If the time is limited, one case after the other, so that a case is complete before the next begins."""
         size, limited = self.options.batch_size, self.options.deadline is not None
         counts = {case: self.evaluations(case) for case in todo}
         together: dict[Any, list[Case]] = {}
