@@ -27,7 +27,7 @@ pytest.importorskip("gradio")
 
 from conftest import count
 from ddc.web.controls import Choices, Trial
-from ddc.web.folders import ALIAS
+from ddc.web.folders import ALIAS, remove_leftovers
 from processes import start
 
 MARK = "PRIVATE-PICTURE-7d1f"
@@ -150,6 +150,11 @@ def target(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         visitor.does(warm.compare, [None, *astuple(Trial())])
         warm.memory, warm.requests, warm.slowest = warm.megabytes(), 0, 0.0
         yield warm
+        (folder,) = (root / "tmp").glob("ddc-web-*")
+        assert any(folder.glob("examples/*/*.png"))
+        (folder / "file").write_text("of a visitor")
+        remove_leftovers(root / "tmp")
+        assert any((root / "tmp").iterdir())  # it is still running
         process.terminate()
         process.join(30)
         assert process.exitcode == 0
