@@ -12,8 +12,9 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
@@ -22,8 +23,6 @@ from PIL import Image
 from skimage import data
 from starlette.requests import Request
 
-pytest.importorskip("gradio")
-
 from ddc.errors import UserError
 from ddc.images import Picture
 from ddc.pipeline import RestorationPipeline
@@ -31,12 +30,16 @@ from ddc.web.controls import Choices, Trial
 from ddc.web.folders import ALIAS, Store, private_folder, remove_leftovers
 from ddc.web.guard import Guard
 from ddc.web.limits import Limits
-from ddc.web.page import RestorationPage, painted
 from ddc.web.receiving import Refusal
 from ddc.web.server import listen, serve
 from ddc.web.service import Stopped
 from processes import start
 
+if TYPE_CHECKING:
+    from ddc.web.page import RestorationPage
+
+# Gradio takes seconds to import, and not every process that collects the tests needs it
+pytestmark = pytest.mark.skipif(find_spec("gradio") is None, reason="gradio is not installed")
 CHOICES = Choices(kind="Noise", steps=2)
 
 
@@ -94,9 +97,18 @@ def png(seed: int = 0, side: int = 40) -> bytes:
     return buffer.getvalue()
 
 
-def handlers_of(page: Any) -> RestorationPage:
+def handlers_of(page: Any) -> "RestorationPage":
+    from ddc.web.page import RestorationPage
+
     owners = (getattr(fn.fn, "__self__", None) for fn in page.fns.values())
     return next(owner for owner in owners if isinstance(owner, RestorationPage))
+
+
+def wait_until_begun(page: Any, visitor: Visitor) -> None:
+    """Wait until a visitor's restoration is no longer in the queue."""
+    running, deadline = handlers_of(page).visitors.running, time.monotonic() + 60
+    while not any(name.endswith(visitor.session) for name in running) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -310,7 +322,7 @@ def test_addresses_in_files_are_not_fetched(page: Any) -> None:
             called.set()
 
     with http.server.HTTPServer(("127.0.0.1", 0), Listener) as listener:
-        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        threading.Thread(target=listener.serve_forever, args=[0.02], daemon=True).start()
         url, visitor = f"http://127.0.0.1:{listener.server_port}/a.png", Visitor(page)
         mine = visitor.upload("a.png", png())
         assert visitor.send("uploaded", mine | {"path": url}).status_code == 403
@@ -418,7 +430,8 @@ def test_the_queue_has_an_end(page: Any) -> None:
         answers = []
         for visitor in visitors:
             answers.append(visitor.send("restore", None, None, *astuple(CHOICES)))
-            time.sleep(0.1)  # the first one is taken from the queue
+            if len(answers) == 1:
+                wait_until_begun(page, visitor)  # it is taken from the queue
         told = visitors[-1].call("forecast", None, *astuple(CHOICES))["output"]["data"][0]
     assert [answer.status_code for answer in answers[:12]] == [200] * 12
     assert answers[13].status_code == 503 and "full" in answers[13].text
@@ -464,6 +477,8 @@ def test_try_it(page: Any) -> None:
 
 
 def test_painting_is_read_from_the_layers() -> None:
+    from ddc.web.page import painted
+
     layer = np.zeros((4, 6, 4), np.uint8)
     layer[1, 2, 3] = 200
     mask = painted([layer, layer * 0])
@@ -478,12 +493,7 @@ def test_stopping_is_no_error_and_leaves_the_page_as_it_was(page: Any) -> None:
     visitor.give("photo.png", png())
     with handlers.work.lock:  # it cannot be done before it is stopped
         visitor.send("restore", None, None, *astuple(CHOICES)).raise_for_status()
-        deadline = time.monotonic() + 60
-        while (
-            not any(name.endswith(visitor.session) for name in handlers.visitors.running)
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.01)
+        wait_until_begun(page, visitor)
         visitor.call("stop")
     done = visitor.completed()
     assert done["success"] and done["output"]["data"] == [{"__type__": "update"}] * 6
