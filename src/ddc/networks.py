@@ -433,7 +433,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     for path in weight_paths(folder):
         with open_weights(path) as file:
             stored |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    wide = from_8_bits(stored, folder)  # new tensors, where there were 8 bits
+    rounded = any(tensor.dtype == torch.int8 for tensor in stored.values())
+    wide = from_8_bits(stored, folder) if rounded else stored  # new tensors, where there were 8 bits
     return {_present_name(n): tensor.to(torch.float32, copy=tensor is stored[n]) for n, tensor in wide.items()}
 
 

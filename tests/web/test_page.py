@@ -114,6 +114,8 @@ def wait_until_begun(page: Any, visitor: Visitor) -> None:
 @pytest.fixture(scope="module")
 def page(tiny_model: Path) -> Iterator[Any]:
     """The page, served by the same function that `ddc web` calls."""
+    import gradio  # noqa: F401  (before the private folder is made, where its import would write)
+
     ready, running = threading.Event(), []
 
     def started(server: Any, made: Any) -> None:
