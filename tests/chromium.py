@@ -116,7 +116,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 def served(folder: Path) -> Iterator[http.server.ThreadingHTTPServer]:
     """A plain static server, which knows nothing of the page."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
     try:
         yield server
     finally:

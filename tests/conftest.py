@@ -1,5 +1,6 @@
 """Fixtures that several test files use."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ if not torch.cuda.is_available():
 from ddc.priors import DataConsistency, Prior, schedule_from_config, scheduler_config
 from tiny import tiny_unet
 
+gc.disable()  # until all tests are imported: it would search their modules again and again, which stay to the end
+
 # Files of few and long tests are begun first, so that the processes of `make test` end at about the same time.
 LONG = (
     *("test_browser.py", "test_fleet.py", "test_readme.py", "test_loop.py", "test_experiments.py", "test_service.py"),
@@ -22,6 +25,11 @@ LONG = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,8 @@ class Hub:
         handler = type("Handler", (_Handler,), {"hub": self})
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             self.url = f"http://127.0.0.1:{server.server_port}"
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            often = 0.02  # seconds after which it looks whether to end
+            threading.Thread(target=server.serve_forever, args=[often], daemon=True).start()
             yield self
             server.shutdown()
 

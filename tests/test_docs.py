@@ -3,8 +3,6 @@
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import processes
 from code_blocks import SHELLS, code_blocks, ddc_arguments, parse_only
 from ddc.cli import available
 from ddc.operators import OPERATORS
@@ -44,19 +43,20 @@ class Page(HTMLParser):
             self.loaded.append(given["href"])
 
 
+def mkdocs(words: list[str]) -> None:
+    from mkdocs.__main__ import cli
+
+    cli(words)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as `make docs` builds it, with every proxy pointing nowhere."""
     pytest.importorskip("mkdocs")
     folder = tmp_path_factory.mktemp("site")
     nowhere = dict.fromkeys(("http_proxy", "https_proxy", "ALL_PROXY"), "http://127.0.0.1:9")
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env=os.environ | nowhere | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-    )
+    environment = os.environ | nowhere | {"NO_MKDOCS_2_WARNING": "1"}
+    built = processes.run(["build", "--strict", "--site-dir", folder], environment, ROOT, call=mkdocs)
     assert built.returncode == 0, built.stderr
     assert "WARNING" not in built.stderr + built.stdout
     return folder

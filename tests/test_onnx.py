@@ -1,6 +1,7 @@
 """ONNX graphs against PyTorch, with tiny networks."""
 
 import math
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +114,18 @@ def test_a_graph_restores_as_pytorch_does(model: Path, graphs: Path, name: str, 
     y = operator(to_internal(pictures(2, side)))
     y = operator.add_noise(y, torch.randn(y.shape, generator=torch.Generator().manual_seed(2)), 2 * sigma_y)
     expected = one_pass(model, operator, y, sigma_y, side, conditions)
-    session = onnxruntime.InferenceSession(str(graphs / f"{name}.onnx"))
+    session = opened(graphs / f"{name}.onnx")
     named = {"sigma": torch.tensor([sigma_y]), "conditions": conditions, **given}
     for index in range(2):
         restored = run(session, y=to_unit(y[index : index + 1], clip=False), **named)
         # the blur is computed by other sums, which an exact measurement amplifies
         assert np.abs(restored - expected[index].numpy()).max() <= (5e-4 if name == "blur" else 1e-4)
+
+
+@lru_cache(maxsize=len(FAMILIES))
+def opened(path: Path) -> Any:
+    """A graph that is ready to run, for all tests of one model."""
+    return onnxruntime.InferenceSession(str(path))
 
 
 def run(session: Any, **inputs: Tensor) -> np.ndarray[Any, Any]:
@@ -172,7 +179,7 @@ def test_winograds_convolutions_are_the_same(graphs: Path, name: str, monkeypatc
     (graphs / f"{name}.wasm.onnx").write_bytes(made.SerializeToString())
     inputs = {"y": pictures(1, SIDE // (4 if name == "sr4" else 1)), "sigma": torch.tensor([0.05])}
     inputs["conditions"] = torch.zeros(1, 9)
-    both = [run(onnxruntime.InferenceSession(str(graphs / f"{name}{end}.onnx")), **inputs) for end in ("", ".wasm")]
+    both = [run(opened(graphs / f"{name}{end}.onnx"), **inputs) for end in ("", ".wasm")]
     assert 0 < np.abs(both[0] - both[1]).max() < 1e-5
 
 

@@ -161,8 +161,8 @@ def source_distribution(path: Path, content: bytes) -> Path:
 def test_vgg16_is_converted_once_and_only_with_the_right_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays: dict[str, dict[str, np.ndarray]] = {}
     for i, conv in enumerate(Features("vgg").convs):
-        kernel = conv.weight.detach().permute(2, 3, 1, 0).contiguous().numpy()
-        arrays[f"Conv_{i}"] = {"kernel": kernel, "bias": conv.bias.detach().numpy()}
+        kernel = torch.rand(conv.weight.shape).permute(2, 3, 1, 0).contiguous().numpy()
+        arrays[f"Conv_{i}"] = {"kernel": kernel, "bias": torch.rand(conv.bias.shape).numpy()}
     content = pickle.dumps({"VGG16_0": arrays})
     archive = source_distribution(tmp_path / "archive.tar.gz", content)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

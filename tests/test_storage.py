@@ -194,7 +194,7 @@ def test_pictures_on_a_web_server(
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         assert restore(f"{url}/in", "-o", tmp_path / "out") == 0
         assert sorted(source.name for source in find_sources([Path(f"{url}/in")])) == ["a.png", "below/b.png"]

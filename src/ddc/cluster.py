@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -12,6 +13,29 @@ from ddc.cli.files import RayOptions
 from ddc.errors import UserError
 
 WAIT = 5  # seconds for an address to answer
+
+
+class Ledger:
+    """Which shares were begun before, and how many workers a picture has cost. It lives beside the program that waits for
+    the results, in a process that does not import torch."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()
+        self.lost: Counter[str] = Counter()
+
+    def take(self, share: str) -> bool:
+        """Whether a share was begun before, by a worker that is lost."""
+        again = share in self.taken
+        self.taken.add(share)
+        return again
+
+    def begin(self, picture: str) -> int:
+        """How many workers were lost with this picture alone in their hands; until `end`, one more is counted."""
+        self.lost[picture] += 1
+        return self.lost[picture] - 1
+
+    def end(self, picture: str) -> None:
+        self.lost.pop(picture, None)
 
 
 @contextmanager

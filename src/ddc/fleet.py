@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ddc import __version__
 from ddc.cli.files import FORMATS, Item, RayOptions, Report
 from ddc.cli.restore import Restore
-from ddc.cluster import cluster, pool, silent, told
+from ddc.cluster import Ledger, cluster, pool, silent, told
 from ddc.errors import UserError
 from ddc.hub import fetch_model
 from ddc.images import appearing
@@ -41,29 +40,6 @@ LOST = 3  # workers that one picture alone may cost; the last has small tiles
 SMALL_TILE = 128
 # what does not change the results, and may differ when a job is continued
 _FREE = {"out", "skip_existing", "shard", "json", "batch", "device", *(f.name for f in dataclasses.fields(RayOptions))}
-
-
-class Ledger:
-    """Which shares were begun before, and how many workers a picture has cost. It lives beside the program that waits for
-    the results."""
-
-    def __init__(self) -> None:
-        self.taken: set[str] = set()
-        self.lost: Counter[str] = Counter()
-
-    def take(self, share: str) -> bool:
-        """Whether a share was begun before, by a worker that is lost."""
-        again = share in self.taken
-        self.taken.add(share)
-        return again
-
-    def begin(self, picture: str) -> int:
-        """How many workers were lost with this picture alone in their hands; until `end`, one more is counted."""
-        self.lost[picture] += 1
-        return self.lost[picture] - 1
-
-    def end(self, picture: str) -> None:
-        self.lost.pop(picture, None)
 
 
 def new_ledger(ray: Any) -> Any:

@@ -35,11 +35,14 @@ def on_device(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 def _mix(x: Bits) -> Bits:
     """A 32-bit finaliser (Wellons' lowbias32), on integers or int64 tensors that hold 32-bit values."""
-    x = x ^ (x >> 16)
-    x = (x * 0x7FEB352D) & _MASK
-    x = x ^ (x >> 15)
-    x = (x * 0x846CA68B) & _MASK
-    return x ^ (x >> 16)
+    x = x ^ (x >> 16)  # the rest is done in place
+    x *= 0x7FEB352D
+    x &= _MASK
+    x ^= x >> 15
+    x *= 0x846CA68B
+    x &= _MASK
+    x ^= x >> 16
+    return x
 
 
 class Noise:
@@ -88,13 +91,14 @@ class Noise:
         top, left = on_device(self.origin, self.device, torch.int64).view(-1, 2, 1, 1, 1).unbind(1)
         rows = top + first_row + torch.arange(height, device=self.device).view(1, 1, height, 1)
         cols = left + torch.arange(width, device=self.device).view(1, 1, 1, width)
-        planes = torch.arange(channels, device=self.device).view(1, channels, 1, 1)
         address = ((rows << 16) ^ cols) & _MASK
         keys = [_mix(_mix((seed ^ (seed >> 32)) & _MASK) ^ ((self.draws * 0x9E3779B9) & _MASK)) for seed in self.seeds]
-        key = on_device(keys, self.device, torch.int64).view(batch, 1, 1, 1)
-        plane_key = _mix(key ^ _mix(planes + 0x51ED27))
-        h1 = _mix(_mix(address ^ plane_key) + plane_key & _MASK)
-        h2 = _mix(h1 ^ 0x6C62272E ^ _mix(plane_key + 1 & _MASK))
+        planes = [_mix(plane + 0x51ED27) for plane in range(channels)]
+        of_planes = [_mix(key ^ plane) for key in keys for plane in planes]
+        both = on_device([of_planes, [_mix(key + 1 & _MASK) for key in of_planes]], self.device, torch.int64)
+        first, second = both.view(2, batch, channels, 1, 1)
+        h1 = _mix(_mix(address ^ first) + first & _MASK)
+        h2 = _mix(h1 ^ 0x6C62272E ^ second)
         return h1, h2
 
 

@@ -163,14 +163,15 @@ class Features(nn.Module):
     def __init__(self, net: NetName, pool: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
         self.net, self.pool = net, pool or partial(F.max_pool2d, kernel_size=2)
+        empty = partial(nn.utils.skip_init, nn.Conv2d)  # random weights would take longer than reading the right ones
         if net == "alex":
             self.widths, self.depths = (64, 192, 384, 256, 256), (1, 1, 1, 1, 1)
-            first = [nn.Conv2d(3, 64, 11, stride=4, padding=2), nn.Conv2d(64, 192, 5, padding=2)]
+            first = [empty(3, 64, 11, stride=4, padding=2), empty(64, 192, 5, padding=2)]
         else:
             self.widths, self.depths = (64, 128, 256, 512, 512), (2, 2, 3, 3, 3)
-            first = [nn.Conv2d(3, 64, 3, padding=1)]
+            first = [empty(3, 64, 3, padding=1)]
         widths = [width for width, depth in zip(self.widths, self.depths, strict=True) for _ in range(depth)]
-        rest = [nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths[len(first) - 1 :])]
+        rest = [empty(a, b, 3, padding=1) for a, b in pairwise(widths[len(first) - 1 :])]
         self.convs = nn.ModuleList(first + rest)
 
     def forward(self, x: Tensor) -> list[Tensor]:

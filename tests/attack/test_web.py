@@ -12,7 +12,9 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import astuple, replace
+from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -23,17 +25,19 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-pytest.importorskip("gradio")
-
 from conftest import count
 from ddc.web.controls import Choices, Trial
-from ddc.web.folders import ALIAS
+from ddc.web.folders import ALIAS, remove_leftovers
 from processes import start
 
+pytestmark = pytest.mark.skipif(find_spec("gradio") is None, reason="gradio is not installed")
 MARK = "PRIVATE-PICTURE-7d1f"
 GIGABYTES, SLOWEST, MEMORY = 0.02, 10.0, 300
 OPTIONS = f"--device cpu --megabytes 1 --megapixels 0.2 --minutes 1 --queue 8 --gigabytes {GIGABYTES}"
 CHOICES = Choices(kind="Noise", steps=1)
+NAMES = (b"gradio_api/queue/join", b"gradio_api/upload", b"gradio_api/component_server", b"api/restore")
+POSTS = [b"POST /%s HTTP/1.1\r\nHost: 127.0.0.1\r\n" % name for name in NAMES]
+MULTIPART = b"Content-Type: multipart/form-data; boundary=y\r\n"
 ENDLESS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\n{ } loop\nshowpage\n%%EOF\n"
 
 
@@ -46,7 +50,8 @@ class Target:
         self.log, self.temporary = root / "log.txt", root / "tmp"
         self.memory = self.megabytes()
         self.requests, self.slowest = 0, 0.0
-        config = httpx.get(f"{url}config").json()
+        self.slow: list[Future[bytes]] = []  # what is answered to requests that never end
+        config = httpx.get(f"{url}config", verify=False).json()
         kinds = {one["id"]: one["type"] for one in config["components"]}
         self.events = {one["id"]: [kinds[name] for name in one["inputs"]] for one in config["dependencies"]}
         self.takes_file = [index for index, inputs in self.events.items() if inputs == ["image"]]
@@ -82,7 +87,8 @@ class Visitor:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.http = httpx.Client(base_url=target.url, timeout=30)
+        # certificates take long to read, and plain HTTP has no use for them
+        self.http = httpx.Client(base_url=target.url, timeout=30, verify=False)
         self.session = uuid.uuid4().hex
 
     def send(self, method: str, address: str, **settings: Any) -> httpx.Response:
@@ -148,7 +154,15 @@ def target(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         assert visitor.does(warm.restore, [None, None, *astuple(CHOICES)])["success"]
         visitor.does(warm.compare, [None, *astuple(Trial())])
         warm.memory, warm.requests, warm.slowest = warm.megabytes(), 0, 0.0
-        yield warm
+        with ThreadPoolExecutor(len(POSTS)) as pool:  # they wait while the other tests run
+            starts = (begin + MULTIPART + b"Content-Length: 90\r\n\r\n--y\r\n" for begin in POSTS)
+            warm.slow = [pool.submit(warm.raw, start, SLOWEST) for start in starts]
+            yield warm
+        (folder,) = (root / "tmp").glob("ddc-web-*")
+        assert any(folder.glob("examples/*/*.png"))
+        (folder / "file").write_text("of a visitor")
+        remove_leftovers(root / "tmp")
+        assert any((root / "tmp").iterdir())  # it is still running
         process.terminate()
         process.join(30)
         assert process.exitcode == 0
@@ -249,7 +263,7 @@ def test_nothing_is_fetched(target: Target) -> None:
         do_HEAD = do_POST = do_GET
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Listener) as listener:
-        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        threading.Thread(target=listener.serve_forever, args=[0.02], daemon=True).start()
         visitor, url = Visitor(target), f"http://127.0.0.1:{listener.server_port}/a.png"
         mine, marked = visitor.stored("a.png", picture()), {"_type": "gradio.FileData"}
         for form in ({"path": url, "meta": marked}, {"path": url, "url": url}, {"url": url, "meta": marked}):
@@ -438,29 +452,13 @@ def test_hostile_files_are_told_in_a_sentence(target: Target) -> None:
 
 
 def test_large_and_slow_requests_end(target: Target) -> None:
-    visitor, host = Visitor(target), b"Host: 127.0.0.1\r\n"
-    assert visitor.upload("a.png", bytes(3 * 2**20)).status_code == 413
-    slow: list[bytes] = []
-
-    def wait(start: bytes) -> None:
-        slow.append(target.raw(start, SLOWEST))
-
-    names = (b"gradio_api/queue/join", b"gradio_api/upload", b"gradio_api/component_server", b"api/restore")
-    starts = [b"POST /%s HTTP/1.1\r\n" % name + host for name in names]
-    kinds = [b"Content-Type: multipart/form-data; boundary=y\r\n"] * len(starts)
-    waiting = [
-        threading.Thread(target=wait, args=(start + kind + b"Content-Length: 90\r\n\r\n--y\r\n",))
-        for start, kind in zip(starts, kinds, strict=True)
-    ]
-    for thread in waiting:
-        thread.start()
-    for begin, kind in zip(starts, kinds, strict=True):
-        assert b" 413 " in target.raw(begin + kind + b"Content-Length: 999999999999\r\n\r\n", 3)
+    assert Visitor(target).upload("a.png", bytes(3 * 2**20)).status_code == 413
+    for begin in POSTS:
+        assert b" 413 " in target.raw(begin + MULTIPART + b"Content-Length: 999999999999\r\n\r\n", 3)
     chunks = b"".join(b"10000\r\n" + b"x" * 65536 + b"\r\n" for _ in range(40))
-    assert b" 413 " in target.raw(starts[0] + b"Transfer-Encoding: chunked\r\n\r\n" + chunks, 3)
-    for thread in waiting:
-        thread.join()
-    assert len(slow) == 4 and all(b" 408 " in answer for answer in slow)
+    assert b" 413 " in target.raw(POSTS[0] + b"Transfer-Encoding: chunked\r\n\r\n" + chunks, 3)
+    answers = [answer.result() for answer in target.slow]
+    assert len(answers) == 4 and all(b" 408 " in answer for answer in answers)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from ddc.cli import main
 def test_the_demo_writes_a_page_that_needs_nothing_from_outside(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddc.demo.SIDE", 176)
+    monkeypatch.setattr("ddc.demo.SIDE", 128)
     out = tmp_path / "demo"
     code = main(
         [

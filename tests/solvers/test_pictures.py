@@ -5,6 +5,7 @@ Its denoiser is exact and cheap at any noise level, so what a solver does with i
 
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -69,8 +70,7 @@ def denoise_unit(x: Tensor) -> Tensor:
     return (PRIOR.denoise(2 * x - 1, 1.0, 0.2) + 1) / 2
 
 
-@pytest.fixture(scope="module")
-def pictures() -> Tensor:
+def photographs() -> Tensor:
     def window(picture: Any, top: int, left: int) -> Tensor:
         part = picture[top : top + 2 * SIZE : 2, left : left + 2 * SIZE : 2].copy()
         return torch.from_numpy(part).permute(2, 0, 1).float() / 127.5 - 1
@@ -84,13 +84,24 @@ def pictures() -> Tensor:
     )
 
 
-def measured(pictures: Tensor, task: str, sigma_y: float) -> tuple[Tensor, Problem]:
+PICTURES = photographs()
+
+
+@cache
+def measured(task: str, sigma_y: float) -> tuple[Tensor, Problem]:
     problem = Problem(TASKS[task], sigma_y, task)
-    return problem.measure(pictures, Noise([7, 8, 9]).normal(problem.operator(pictures).shape)), problem
+    return problem.measure(PICTURES, Noise([7, 8, 9]).normal(problem.operator(PICTURES).shape)), problem
 
 
-def restore(solver: Solver, y: Tensor, problem: Problem) -> Tensor:
+@cache  # several tests look at the same pictures
+def restored(solver: Solver, task: str, sigma_y: float) -> Tensor:
+    y, problem = measured(task, sigma_y)
     return solver.solve(Run(y, problem, PRIOR, Noise(SEEDS), denoiser=denoise_unit))
+
+
+def gained(solver: Solver, task: str, sigma_y: float) -> float:
+    """The mean PSNR of what a solver makes of the measurements."""
+    return psnr(restored(solver, task, sigma_y), PICTURES)
 
 
 def psnr(x: Tensor, truth: Tensor) -> float:
@@ -114,10 +125,8 @@ RIVALS = ("dps", "ddnm", "ddrm", "pigdm", "reddiff", "pnp-admm", "mcg", "dds", "
 
 @pytest.mark.parametrize("task", ["gauss", "inpaint92", "denoise"])
 @pytest.mark.parametrize("name", RIVALS)
-def test_better_than_the_pseudo_inverse_where_y_has_noise(name: str, task: str, pictures: Tensor) -> None:
-    y, problem = measured(pictures, task, 0.05)
-    floor = psnr(restore(SOLVERS["pinv"](), y, problem), pictures)
-    result = psnr(restore(shortened(name), y, problem), pictures)
+def test_better_than_the_pseudo_inverse_where_y_has_noise(name: str, task: str) -> None:
+    floor, result = gained(SOLVERS["pinv"](), task, 0.05), gained(shortened(name), task, 0.05)
     print(f"{task} at σ_y = 0.05: {name} {result:.2f} dB, A†y {floor:.2f} dB")
     if (name, task) in FAIL:
         assert result < floor + 0.1
@@ -126,21 +135,20 @@ def test_better_than_the_pseudo_inverse_where_y_has_noise(name: str, task: str, 
 
 
 @pytest.mark.parametrize(("task", "sigma_y"), [("sr4", 0.05), ("jpeg10", 0.0)])
-def test_everyone_beats_the_prior_alone(task: str, sigma_y: float, pictures: Tensor) -> None:
-    y, problem = measured(pictures, task, sigma_y)
-    alone = psnr(restore(shortened("unconditional"), y, problem), pictures)
+def test_everyone_beats_the_prior_alone(task: str, sigma_y: float) -> None:
+    alone = gained(shortened("unconditional"), task, sigma_y)
     for name in RIVALS:
         if task == "jpeg10" and name not in ("dps", "pigdm", "reddiff"):
             continue
-        assert psnr(restore(shortened(name), y, problem), pictures) > alone + 5, name
+        assert gained(shortened(name), task, sigma_y) > alone + 5, name
 
 
 @pytest.mark.parametrize("task", ["sr4", "gauss", "inpaint92", "denoise"])
-def test_the_residual_of_noisy_solvers_is_the_noise(task: str, pictures: Tensor) -> None:
-    y, problem = measured(pictures, task, 0.05)
+def test_the_residual_of_noisy_solvers_is_the_noise(task: str) -> None:
+    y, problem = measured(task, 0.05)
     observed = problem.operator.observed(y)
     for solver in (DDRM(), DDNM()):
-        error = problem.operator(restore(solver, y, problem)) - y
+        error = problem.operator(restored(solver, task, 0.05)) - y
         if observed is not None:
             error = error[observed.expand_as(error) > 0]
         ratio = float(error.square().mean().sqrt()) / 0.1
@@ -149,16 +157,13 @@ def test_the_residual_of_noisy_solvers_is_the_noise(task: str, pictures: Tensor)
         assert 0.5 < ratio < (3 if (solver.name, task) == ("ddrm", "inpaint92") else 1.4)
 
 
-def test_noise_aware_guidance_beats_the_blind_form(pictures: Tensor) -> None:
+def test_noise_aware_guidance_beats_the_blind_form() -> None:
     for task in ("gauss", "denoise"):
-        y, problem = measured(pictures, task, 0.05)
-        aware = psnr(restore(PiGDM(steps=50), y, problem), pictures)
-        blind = psnr(restore(PiGDM(steps=50, noise_blind=True), y, problem), pictures)
+        aware = gained(PiGDM(steps=50), task, 0.05)
+        blind = gained(PiGDM(steps=50, noise_blind=True), task, 0.05)
         assert aware > blind + 1, task
 
 
-def test_pnp_admm_improves_on_the_pseudo_inverse_of_noisy_pictures(pictures: Tensor) -> None:
+def test_pnp_admm_improves_on_the_pseudo_inverse_of_noisy_pictures() -> None:
     for task, gain in (("sr4", 0.5), ("gauss", 3), ("denoise", 1)):
-        y, problem = measured(pictures, task, 0.05)
-        floor = psnr(restore(SOLVERS["pinv"](), y, problem), pictures)
-        assert psnr(restore(PnPADMM(), y, problem), pictures) > floor + gain, task
+        assert gained(PnPADMM(), task, 0.05) > gained(SOLVERS["pinv"](), task, 0.05) + gain, task
