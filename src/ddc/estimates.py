@@ -243,37 +243,21 @@ class Spectrum:
 
     def cost(self, passed: Array, coarseness: float = 1) -> float:
         """Returns the cost of a blur that leaves these shares of each bin's power."""
-        improbable, ends, between = self._laws(coarseness)
-        logarithms, ratios = _costs(ends * passed[:, None] + self.noise, self.power[:, None], self.weight)
-        least = (logarithms + ratios).min(2)
-        # the logarithms grow with the amplitude and the ratios fall, so few intervals can have a lower cost inside
-        bound = logarithms[..., :-1] + ratios[..., 1:]
-        likely = np.minimum(least, bound.min(2)).sum(1) + improbable <= (least.sum(1) + improbable).min()
-        slope, direction, interval = np.nonzero(likely[:, None, None] & (bound < least[..., None]))
-        if len(slope):
-            expected = between[slope, direction, interval] * passed[direction, None] + self.noise
-            parts = _costs(expected, self.power[direction, None], self.weight[direction])
-            np.minimum.at(least, (slope, direction), (parts[0] + parts[1]).min(1))
-        return float((least.sum(1) + improbable).min())
+        slope, photograph = self._laws(coarseness)
+        improbable = 10 * ((slope[:, 0, 0, 0] - 2.4) / 0.35) ** 2
+        expected = photograph * passed[:, None]
+        expected += self.noise
+        unlikely = self.power[:, None] / expected
+        unlikely += torch.from_numpy(expected).log_().numpy()  # faster than NumPy's
+        each_law = np.einsum("ldaf,df->lda", unlikely, self.weight).min(2).sum(1)
+        return float((each_law + improbable).min())
 
-    @lru_cache(maxsize=4)  # noqa: B019
-    def _laws(self, coarseness: float) -> tuple[Array, Array, Array]:
-        """Returns how improbable slopes are, and the power of photographs, (slopes, directions, amplitudes, frequencies):
-        at the ends of intervals of the amplitude, and inside each of them, with one more axis."""
-        slope = np.arange(1.6, 3.61, 0.1 * coarseness)
-        amplitude = np.exp(np.arange(-16, 3, 0.1 * coarseness))
-        stride = max(4, round(20 / coarseness))
-        amplitude = np.pad(amplitude, (0, -(len(amplitude) - 1) % stride), mode="edge")
-        power = amplitude[:, None] * self.omega[:, None] ** -slope[:, None, None, None]
-        inside = power[:, :, :-1].reshape(*power.shape[:2], -1, stride, power.shape[3])[..., 1:, :]
-        return 10 * ((slope - 2.4) / 0.35) ** 2, power[:, :, ::stride].copy(), inside.copy()
-
-
-def _costs(expected: Array, power: Array, weight: Array) -> tuple[Array, Array]:
-    """Returns the two parts of a cost, the logarithms and the ratios, summed over frequencies: (…, d, a, f) to (…, d, a)."""
-    ratios = np.einsum("...daf,...df->...da", power / expected, weight)
-    logarithms = torch.from_numpy(expected).log_().numpy()  # faster than NumPy's
-    return np.einsum("...daf,...df->...da", logarithms, weight), ratios
+    @lru_cache(maxsize=2)  # noqa: B019
+    def _laws(self, coarseness: float) -> tuple[Array, Array]:
+        """Returns the slopes and the power of photographs: slopes, directions, amplitudes, frequencies."""
+        slope = np.arange(1.6, 3.61, 0.1 * coarseness)[:, None, None, None]
+        amplitude = np.exp(np.arange(-16, 3, 0.1 * coarseness))[:, None]
+        return slope, amplitude * self.omega[:, None] ** -slope
 
 
 def direction_spectrum(grey: np.ndarray[Any, Any], sigma: float, channels: int = 3) -> "Spectrum":

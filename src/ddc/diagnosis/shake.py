@@ -107,9 +107,10 @@ def _sharp_edges(y: Tensor, kernel: Tensor, weight: float) -> Tensor:
     explained, power, slopes = blur.conj() * measured, blur.abs() ** 2, along.abs() ** 2 + down.abs() ** 2
     x, penalty = y, 2 * weight
     while penalty < 1e5:
-        gradient = _gradients(x)
-        gradient *= (gradient**2).sum(0) >= weight / penalty
-        wanted = rfft2(gradient[0].roll(1, -1) - gradient[0] + gradient[1].roll(1, -2) - gradient[1])
+        spectrum = rfft2(x)
+        gradient = torch.stack([irfft2(along * spectrum, s=size), irfft2(down * spectrum, s=size)])
+        gradient = rfft2(gradient * ((gradient**2).sum(0) >= weight / penalty))
+        wanted = along.conj() * gradient[0] + down.conj() * gradient[1]
         x = irfft2((explained + penalty * wanted) / (power + penalty * slopes), s=size)
         penalty *= PENALTY_GROWTH
     return x

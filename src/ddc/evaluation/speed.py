@@ -218,7 +218,7 @@ class Bench:
 
     def peak(self) -> dict[str, float]:
         """TFLOP/s of a large matrix product, in the precisions of both ways."""
-        n = 8192 if self.cuda else 1024
+        n = 8192 if self.cuda else 1536
         rates = {}
         for kind in dict.fromkeys(self.dtypes.values()):
             a = torch.randn(n, n, device=self.device).to(kind)
