@@ -328,7 +328,7 @@ def test_a_composition_is_told() -> None:
     out_of_focus = Findings(blur=BlurEstimate(radius=3.0), sigma=0.02, quality=85)
     soft, usual = composition(out_of_focus), treatment(out_of_focus)
     assert soft is not None and usual is not None and soft.task == "disc3" and soft.sigma == usual.sigma
-    assert soft.solver == "posterior:realism=0.25"
+    assert soft.solver == "posterior:realism=0.25:rounds=0"
     thumbnail = composition(Findings(enlargement=Enlargement(2.0, 1.0, 20.0), quality=75))
     assert thumbnail is not None and thumbnail.task == "sr2" and thumbnail.conditions == Conditions(quality=75)
     for slight in (Findings(quality=75), Findings(quality=75, soft=True)):

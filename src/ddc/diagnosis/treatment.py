@@ -53,7 +53,8 @@ NOISE_OF_SHAKEN = 0.02  # σ that covers the errors of an estimated kernel
 # rounded to the same values, and so are those of their mean, which has less error than both.
 JPEG_SHARES = ((10, 30), (0.8, 0.6))
 LEAST_ERROR = "posterior:realism=0"  # for weak damage, where sharper estimates only add grain
-CALM = "posterior:realism=0.25"  # for blurs, whose shape and width are estimates: sharper ones get waves
+# for blurs, whose shape and width are estimates: sharper pictures, or ones that are fitted to y in rounds, get waves
+CALM = "posterior:realism=0.25:rounds=0"
 # What tells that a restoration is worse than its source, see `regret`
 MOST_RESIDUAL, RINGING, STRUCTURE, EVEN, HIDDEN = (1.6, 0.012), (1.25, 0.006), 3.0, 0.008, 3.5
 

@@ -58,12 +58,12 @@ def likeliest(operator: LinearOperator, y: Tensor, sigma: Sigma, size: Size) -> 
 
 def gain(operator: LinearOperator, x: Tensor) -> Tensor:
     """Returns what AᵀA leaves of each coefficient of pictures shaped like x: the mean over blocks of frequencies, measured
-    with random signs."""
+    with random signs. For a single x it is that of each picture, if A has an operator for each."""
 
     def make() -> Tensor:
         signs = random_signs(x, 0)
         seen = signs * coefficients_of(operator.adjoint(operator(picture_of(signs)), size))
-        means = avg_pool2d(seen.mean(0, keepdim=True), BLOCK, ceil_mode=True)
+        means = avg_pool2d(seen if len(x) == 1 else seen.mean(0, keepdim=True), BLOCK, ceil_mode=True)
         return interpolate(means, size=size, mode="nearest").clamp(min=0)
 
     size = (x.shape[-2], x.shape[-1])

@@ -29,12 +29,14 @@ from ddc.errors import UserError
 from ddc.images import INTERNAL_RANGE
 from ddc.networks import build_network, load_network, read_config, run_unet, save_network
 from ddc.operators.base import SIGNAL_STD, LinearOperator, Operator, Size
+from ddc.operators.blur import KernelBlur
 from ddc.operators.inpaint import Denoise, Inpaint
 from ddc.operators.natural import blank, mixes
 from ddc.priors import CHANNELS, DataConsistency, Input, Measured, check_rgb
 from ddc.problems import Problem
 from ddc.solvers.base import Run, Solver, Step
 from ddc.solvers.messages import EVALUATIONS, as_noisy_picture
+from ddc.solvers.splitting import fit_in_rounds, share_left_open, usual_rounds
 
 INPUTS: tuple[Input, ...] = ("wiener", "projection", "mask", "sigma")
 # The numbers that a network with conditions is told of a picture; all are 0 where nothing is known:
@@ -76,6 +78,8 @@ class Posterior(Solver):
     """Whether the holes are wide; None looks for a square of 24 missing pixels in the mask."""
     unmix: bool | None = None
     """Whether y is made a picture with noise first, in eight evaluations; None does so if the operator mixes distant pixels."""
+    rounds: int | None = None
+    """Rounds in which the mean is fitted to y and denoised, one evaluation each; None is 3 or 6 for blurs by a kernel, else 0."""
     eta: float = 1.0
     """The share η of fresh noise in the SDE: 0 is an ODE."""
     n_max: float = 20.0
@@ -102,14 +106,20 @@ class Posterior(Solver):
             wide = bool(found[0])
         if realism is None and wide is not None:  # else each picture of the batch has its own
             realism = network.in_wide_holes if wide else network.realism
-        steps, unmix, operator = self.steps, self.unmix, problem.operator
+        steps, unmix, rounds, operator = self.steps, self.unmix, self.rounds, problem.operator
         if generator and sampler == "generator":
             steps = 1 + len(generator[0])
-        if unmix and not isinstance(operator, LinearOperator):
-            raise UserError(f"unmix needs a linear operator; {problem.name} is not one. Leave it out")
+        for name, value in {"unmix": unmix, "rounds": rounds}.items():
+            if value and not isinstance(operator, LinearOperator):
+                raise UserError(f"{name} needs a linear operator; {problem.name} is not one. Leave it out")
         if unmix is None and size is not None:
             unmix = isinstance(operator, LinearOperator) and mixes(operator, blank(operator, size))
-        return dataclasses.replace(self, sampler=sampler, wide=wide, realism=realism, steps=steps, unmix=unmix)
+        if rounds is None:
+            told = parts.get("conditions") is not None  # of a photograph, which is not what A alone makes
+            rounds = usual_rounds(problem.sigma, realism) if isinstance(operator, KernelBlur) and not told else 0
+        return dataclasses.replace(
+            self, sampler=sampler, wide=wide, realism=realism, steps=steps, unmix=unmix, rounds=rounds
+        )
 
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:
@@ -122,7 +132,11 @@ class Posterior(Solver):
         count = chosen.evaluations()
         run.at(0, count, 1000)
         run.show(mean)
-        if count == 1:
+        left_open = zero.new_ones(1, 1, 1, 1)
+        if chosen.rounds:
+            mean = fit_in_rounds(run.A, run.y, run.sigma, mean, chosen.rounds, chosen._white_denoiser(run, first=1))
+            left_open = share_left_open(run.A, run.sigma, zero)
+        if count == 1 + (chosen.rounds or 0):
             return mean
         if chosen.sampler == "sde":
             return chosen._follow_sde(run, denoise, mean, known)
@@ -136,34 +150,39 @@ class Posterior(Solver):
         calm = (1 - mode) / (1 - SHARP)  # 1 for the sharp estimate, 0 for a sample
         # of the noise; a wide hole without it would be filled with a regular pattern
         share = torch.where(wide, 1.0, 1 - (1 - network.temperature) * calm)
-        for i, (usual, in_holes) in enumerate(zip(*network.generator, strict=True), 1):
+        for i, (usual, in_holes) in enumerate(zip(*network.generator, strict=True), 1 + (chosen.rounds or 0)):
             n = torch.where(wide, calm * usual + (1 - calm) * in_holes, usual).to(x)
             v = x.clamp(-1, 1) + share * n * run.normal()
             x, _ = denoise(v / (1 + n**2).sqrt(), n.atan(), known=known, mode=mode.flatten())
             run.at(i, count, round(1000 * math.atan(usual) / (math.pi / 2)))
             run.show(x, (v - x) / n)
-        return mean + (realism / middle).clamp(max=1) * (x - mean)
+        return mean + left_open * (realism / middle).clamp(max=1) * (x - mean)
 
-    def _unmix(self, run: Run) -> Tensor:
-        """The solution for an operator that mixes distant pixels: y as a picture with noise, which is denoised."""
-        network, identity, done = run.parts["posterior"], Denoise(), itertools.count()
-        zero = torch.zeros(run.shape, device=run.y.device, dtype=run.y.dtype)
-        unknown = zero.new_full((1, 1, 1, 1), math.pi / 2)
+    def _white_denoiser(self, run: Run, first: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
+        """The mean of pictures with white noise; its evaluations are counted from `first`."""
+        network, done = run.parts["posterior"], itertools.count(first)
 
         def mean(noisy: Tensor, level: Tensor) -> Tensor:
-            found: Tensor = network((identity, noisy, level), zero, unknown)[0]
+            unknown = noisy.new_full((1, 1, 1, 1), math.pi / 2)
+            found: Tensor = network((Denoise(), noisy, level), torch.zeros_like(noisy), unknown)[0]
             run.at(next(done), self.evaluations(), 1000)
             run.show(found)
             return found
+
+        return mean
+
+    def _unmix(self, run: Run) -> Tensor:
+        """The solution for an operator that mixes distant pixels: y as a picture with noise, which is denoised."""
+        zero = torch.zeros(run.shape, device=run.y.device, dtype=run.y.dtype)
 
         def show(step: Step) -> None:
             if run.callback:
                 run.callback(dataclasses.replace(step, index=EVALUATIONS + step.index, steps=self.evaluations()))
 
-        noisy, level = as_noisy_picture(run.A, run.y, run.sigma, zero, mean)
-        problem = Problem(identity, level / INTERNAL_RANGE, run.problem.name)
-        denoiser = dataclasses.replace(self, unmix=False)
-        x = denoiser.solve(Run(noisy, problem, None, run.noise, show, run.size, posterior=network))
+        noisy, level = as_noisy_picture(run.A, run.y, run.sigma, zero, self._white_denoiser(run))
+        problem = Problem(Denoise(), level / INTERNAL_RANGE, run.problem.name)
+        denoiser = dataclasses.replace(self, unmix=False, rounds=0)
+        x = denoiser.solve(Run(noisy, problem, None, run.noise, show, run.size, posterior=run.parts["posterior"]))
         return run.A.keep_known(run.A.project(x, run.y, run.sigma), run.y, run.sigma)
 
     def _follow_sde(self, run: Run, denoise: Callable[..., Any], x0: Tensor, known: Any) -> Tensor:
@@ -193,7 +212,7 @@ class Posterior(Solver):
         return [(a + i / max(count - 1, 1) * (b - a)) ** self.rho for i in range(count)]
 
     def evaluations(self) -> int:
-        return self._evaluations_of_sampler() + (EVALUATIONS if self.unmix else 0)
+        return self._evaluations_of_sampler() + (EVALUATIONS if self.unmix else self.rounds or 0)
 
     def _evaluations_of_sampler(self) -> int:
         realism = 1.0 if self.realism is None else self.realism
