@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ddc.operators.base import NOISE_FLOOR, LinearOperator, Sigma, size_of
+from ddc.operators.blur import KernelBlur
 from ddc.operators.natural import gain, spreads
 
 ROUNDS, FEW_ROUNDS = 6, 3  # few where y has noise and the mean is only where a sharp estimate or a sample begins
@@ -35,11 +36,23 @@ def fit_in_rounds(
 ) -> Tensor:
     """The estimate x after some rounds; what an exact y determines is put back at the end."""
     noise = torch.as_tensor(sigma, device=x.device).to(x).view(-1, 1, 1, 1).clamp(min=LEAST_NOISE)
+    if rounds and isinstance(operator, KernelBlur):
+        x = with_blurred_border(x, y, operator)
     last = noise.clamp(min=LAST, max=FIRST)
     for i in range(rounds):
         level = FIRST * (last / FIRST) ** (i / max(rounds - 1, 1))
         x = denoise(operator.prox(x, y, (noise / level) ** 2), level)
     return operator.keep_known(x, y, sigma)
+
+
+def with_blurred_border(x: Tensor, y: Tensor, operator: KernelBlur) -> Tensor:
+    """The estimate x, with y itself as far from the border as the kernel reaches. There a kernel off its centre measures
+    little, and what a network guesses may be so wrong that no round mends it; a blurred border is a better start."""
+    top, left = (taps // 2 for taps in operator.kernel.shape[-2:])
+    inside = (..., slice(top, x.shape[-2] - top), slice(left, x.shape[-1] - left))
+    start = y.to(x).clone()
+    start[inside] = x[inside]
+    return start
 
 
 def share_left_open(operator: LinearOperator, sigma: Sigma, x: Tensor) -> Tensor:
