@@ -52,7 +52,9 @@ EQUATIONS = {
         "x̂0 ← argmin ‖A x − y‖² + ρ_t ‖x − x̂0‖²\nε̂' = (x_t − √ā_t x̂0)/√(1−ā_t)\n"
         "x_s = √ā_s x̂0 + √(1−ā_s) (√(1−ζ) ε̂' + √ζ z)"
     ),
-    "posterior": "m = D(·, y, ∞) = E[x0 | y]\ngenerator: x ← m, x ← G(x + n z, y, n) for each n, m + realism · (x − m)\n"
+    "posterior": "m = D(·, y, ∞) = E[x0 | y]\n"
+    "blurs, in rounds: r = argmin ‖A r − y‖²/σ² + ‖r − m‖²/τ², m ← D(·, r, ∞) for white noise τ, which falls\n"
+    "generator: x ← m, x ← G(x + n z, y, n) for each n, m + realism · (x − m)\n"
     "with a sharp estimate: x ← G(x + n z, y, n, max(realism, ½)), m + min(2 · realism, 1) · (x − m)\n"
     "SDE: x̂0 = D(v, y, n), v ← DPM-Solver++(2M) from n to the next lower noise level",
     "psld": "z_s by DDIM from ẑ0\nz_s ← z_s − ∇_z (ω ‖y − A D(ẑ0)‖ + γ ‖ẑ0 − E(A†y + (I − A†A) D(ẑ0))‖)",
