@@ -131,6 +131,8 @@ def test_how_many_rounds_there_are(pipe: RestorationPipeline) -> None:
     }
     with pytest.raises(UserError, match="rounds needs a linear operator; jpeg10 is not one"):
         Posterior(rounds=1).settled(jpeg, parts)
+    with pytest.raises(UserError, match="rounds must be between 0 and 100, not -2"):
+        Posterior(rounds=-2)
 
 
 @pytest.mark.parametrize(("sigma", "least"), [(0.0, 5.0), (0.02, 1.0)])

@@ -35,6 +35,7 @@ Callback = Callable[[Step], None]
 
 # the lowest and highest value of settings; all others must be finite
 RANGES: dict[str, tuple[float, float]] = {
+    "rounds": (0, 100),
     **{"steps": (1, math.inf), "cg_iterations": (1, 1000), "eta": (0, 1), "eta_b": (0, 1), "realism": (0, 1)},
     **{
         "cutoff": (0, 1),
