@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains a latent prior on one CUDA GPU: scripts/train_latent.sh PART MINUTES
 #
-#   autoencoder  the autoencoder, 13.6 M parameters, 8×: 15 minutes of an H200
+#   autoencoder  the autoencoder, 12.8 M parameters, 8×: 15 minutes of an H200
 #   prior        the prior of its latents, 24.8 M parameters: 20 minutes
 #   measure      both against their ceiling, on the held-out pictures
 #
@@ -19,8 +19,8 @@ autoencoder)
   $ddc train autoencoder $common --out "$runs/autoencoder" --batch-size 32 --learning-rate 3e-4 --warmup 300 --ema 0.999 \
     --decay-share 0.5 ;;
 prior)
-  $ddc train latent $common --out "$runs/latent" --autoencoder "$runs/autoencoder/vae" --batch-size 128 --learning-rate 4e-4 \
-    --warmup 500 --ema 0.9995 --decay-share 0.5
+  $ddc train latent $common --out "$runs/latent" --autoencoder "$runs/autoencoder/vae" --batch-size 256 --draws-per-picture 4 \
+    --learning-rate 4e-4 --warmup 500 --ema 0.999 --decay-share 0.5
   $ddc export "$runs/latent" "$model" --dtype fp16 --shard-mb 15 ;;
 measure)
   $ddc evaluate --images "$VALIDATION" --model "$model" --out "$runs/measured-latent" --solver "$solvers" --size 256 \

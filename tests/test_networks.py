@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -379,3 +380,20 @@ def test_a_written_out_norm_is_the_norm(modulated: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert (norm(x, *given) - expected).abs().max() < 1e-5
     assert norm(x.half(), *given).dtype == torch.float16
+
+
+def test_a_diffusers_that_cannot_be_loaded_is_not_taken_for_a_wrong_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(name: str) -> None:
+        """As diffusers does: the error that names the package is the cause of another one."""
+        try:
+            raise ImportError("huggingface-hub<2.0 is required, but found 2.4.0")
+        except ImportError as error:
+            raise RuntimeError(f"Failed to import {name}, see the traceback") from error
+
+    config = network_config(small_diffusers(in_channels=3))
+    monkeypatch.delattr(diffusers, "UNet2DModel")
+    monkeypatch.setattr(diffusers, "__getattr__", broken, raising=False)
+    with pytest.raises(UserError, match=r"diffusers cannot be loaded .*\(huggingface-hub<2.0 is required"):
+        build_network(config)

@@ -49,7 +49,7 @@ def diffusers_network(name: str, settings: dict[str, Any]) -> nn.Module:
     try:
         return UNet2DModel.from_config(settings) if name == "UNet2DModel" else GuidedUNet(**settings)
     except Exception as error:  # whatever diffusers says of settings that do not fit together
-        raise UserError(f"a {name} cannot be built from this configuration ({shorten(error)})") from None
+        raise UserError(f"{name} cannot be built from this configuration ({shorten(error)})") from None
 
 
 def try_out(network: nn.Module, folder: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddc.errors import UserError
-from ddc.networks import check_ranges, load_network, pad_to_multiple, save_network, shorten
+from ddc.networks import check_ranges, diffusers_class, load_network, pad_to_multiple, save_network, shorten
 from ddc.operators.base import Size
 from ddc.priors import Prior, autoencoder_folder, read_prior
 
@@ -114,16 +114,15 @@ class LatentPrior(Prior):
 
 def _build(config: dict[str, Any]) -> nn.Module:
     """An autoencoder of diffusers with fresh weights."""
-    import diffusers
-
     name = config.get("_class_name", "AutoencoderKL")
     if name not in CLASSES:
         raise UserError(f"the autoencoder class {shorten(name)!r} is not known; expected {' or '.join(CLASSES)}")
     check_ranges(config)
+    kind = diffusers_class(name)
     try:
-        vae: nn.Module = getattr(diffusers, name).from_config({k: v for k, v in config.items() if k[:1] != "_"})
+        vae: nn.Module = kind.from_config({k: v for k, v in config.items() if k[:1] != "_"})
     except Exception as error:  # whatever diffusers says of settings that do not fit together
-        raise UserError(f"a {name} cannot be built from this configuration ({shorten(error)})") from None
+        raise UserError(f"{name} cannot be built from this configuration ({shorten(error)})") from None
     channels = (vae.config["in_channels"], vae.config["out_channels"])  # type: ignore[index]
     if channels != (3, 3):
         raise UserError(f"this autoencoder has {channels[0]} input and {channels[1]} output channels; expected 3 and 3")

@@ -324,6 +324,21 @@ def unet_size_multiple(unet: Callable[..., Any]) -> int:
     return 2 ** (len(config["block_out_channels"]) - 1) if config else 1
 
 
+def diffusers_class(name: str) -> Any:
+    """A class of diffusers. It loads its modules late, so that a package that does not fit beside it shows only here."""
+    try:
+        import diffusers
+
+        return getattr(diffusers, name)
+    except Exception as error:
+        while error.__cause__ is not None:  # the first of the errors, which names the package
+            error = error.__cause__  # type: ignore[assignment]
+        raise UserError(
+            f"diffusers cannot be loaded beside the other packages that are installed ({shorten(error)}); install both "
+            "into a new virtual environment"
+        ) from None
+
+
 def build_network(config: dict[str, Any]) -> nn.Module:
     """A network with fresh weights from its configuration; keys that begin with _ are remarks."""
     name = config.get("_class_name", "CompactUNet")
@@ -335,6 +350,7 @@ def build_network(config: dict[str, Any]) -> nn.Module:
         arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
         network: nn.Module = CompactUNet(**arguments)
     elif name in ("UNet2DModel", "GuidedUNet"):
+        diffusers_class("UNet2DModel")
         from ddc.guided import diffusers_network
 
         network = diffusers_network(str(name), settings)

@@ -72,6 +72,16 @@ def test_the_loss_of_a_latent_prior_is_that_of_a_prior_on_latents(pictures: Path
         assert ours.losses(ours.module, draws, 3, 0)["loss"] == plain.losses(plain.module, draws, 3, 0)["loss"]
 
 
+def test_an_encoded_picture_can_have_several_times_and_noises(pictures: Path, draws: Draws) -> None:
+    prior = tiny_latent_prior()
+    settings = LatentSettings(autoencoder=Path(), data=(pictures,), out=pictures, draws_per_picture=2, **QUICK)
+    latents, numbers = LatentObjective(settings, prior).take(draws, 5)
+    assert numbers == [0, 1, 2, 3, 4] and draws.position == 5
+    expected = prior.encode(draws.crops([0, 2, 4])).float()
+    assert torch.allclose(latents, expected[[0, 0, 1, 1, 2]], atol=1e-6)
+    assert not torch.equal(latents[0], latents[2])
+
+
 def test_autoencoder_then_prior_then_restore(pictures: Path, tmp_path: Path) -> None:
     first, second, model = tmp_path / "first", tmp_path / "second", tmp_path / "model"
     words = quick_arguments(pictures, first, steps=30, holdout=2, **{"pictures-every": 30, "export-dtype": "fp32"})
@@ -114,6 +124,7 @@ def test_what_cannot_be_trained(pictures: Path, tmp_path: Path, capsys: pytest.C
         return lines[0]
 
     assert "expected a multiple of 8" in refusal("autoencoder", crop=36)
+    assert "--draws-per-picture" in refusal("latent", "--draws-per-picture", "0")
     assert "expected a multiple of 16" in refusal("latent", crop=40)
     other = tmp_path / "vq.json"
     other.write_text(json.dumps({"_class_name": "VQModel", "latent_channels": 4, **TINY_VAE}))

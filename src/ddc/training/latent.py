@@ -131,9 +131,10 @@ class LatentObjective(PriorObjective):
         return {"autoencoder": self.prior.autoencoder}
 
     def take(self, draws: Draws, batch: int) -> tuple[Tensor, list[int]]:
-        crops, numbers = draws.take(batch)
+        numbers, each = draws.advance(batch), self.settings.draws_per_picture
         with torch.no_grad():
-            return self.prior.encode(crops).float(), numbers
+            latents = self.prior.encode(draws.crops(numbers[::each])).float()
+        return latents.repeat_interleave(each, dim=0)[:batch], numbers
 
     @torch.no_grad()
     def validate(self, crops: Tensor, names: list[str]) -> dict[str, list[float]]:

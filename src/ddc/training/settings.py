@@ -10,7 +10,9 @@ _ABOVE_0, _FROM_0 = (1e-300, math.inf, "a number above 0"), (0, math.inf, "a num
 # the lowest and highest value of options, and the range in words
 LIMITS: dict[str, tuple[float, float, str]] = {
     **dict.fromkeys(("steps", "batch_size", "accumulate", "crop", "workers", "save_every", "keep"), _COUNT),
-    **dict.fromkeys(("log_every", "validation_limit", "trajectory_steps", "depth", "together"), _COUNT),
+    **dict.fromkeys(
+        ("log_every", "validation_limit", "trajectory_steps", "depth", "together", "draws_per_picture"), _COUNT
+    ),
     **dict.fromkeys(("memory_share", "ema", "noiseless_share", "wide_share", "eight_bit_share", "sharp_share"), _SHARE),
     **dict.fromkeys(
         (
@@ -187,6 +189,8 @@ class LatentSettings(PriorSettings):
     """Folder of the frozen autoencoder: vae/ of `ddc train autoencoder`, or of any diffusers model."""
     network: str = "unet"
     """Preset (unet) or a JSON file with the network's configuration."""
+    draws_per_picture: int = 1
+    """Times and noises that each encoded picture of a batch gets: with 4, the encoder works a quarter as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
