@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ddc.cuda import write_out_norms
 from ddc.eight_bits import SMALL
 from ddc.errors import UserError
 from ddc.networks import (
@@ -26,7 +27,6 @@ from ddc.networks import (
     save_weights,
     sinusoidal,
     unet_size_multiple,
-    write_out_norms,
 )
 from ddc.solvers.gradients import set_checkpointing
 from tiny import small_diffusers

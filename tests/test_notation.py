@@ -100,12 +100,12 @@ def test_settings_take_the_types_of_their_fields(key: str, text: object, value: 
 @pytest.mark.parametrize(
     ("key", "text", "message"),
     [
-        ("count", "1.5", "thing's setting count cannot be '1.5'; expected int"),
-        ("count", "many", "expected int"),
-        ("share", "much", "expected float"),
-        ("share", "nan", "expected float"),
-        ("share", "inf", "expected float"),
-        ("on", "maybe", "expected bool"),
+        ("count", "1.5", "thing's setting count cannot be '1.5'; expected a whole number"),
+        ("count", "many", "expected a whole number"),
+        ("share", "much", "expected a number"),
+        ("share", "nan", "expected a number"),
+        ("share", "inf", "expected a number"),
+        ("on", "maybe", "expected true or false"),
         ("kind", "prime", "expected even or odd"),
         ("size", "1", "thing has no setting 'size'; it takes count, share, given, on, kind"),
     ],
@@ -130,7 +130,7 @@ def test_solvers_with_settings() -> None:
     [
         ("magic:eta=1", "the solver 'magic' is not known; expected one of ddc"),
         ("ddnm:zeta=1", "ddnm has no setting 'zeta'; it takes steps, eta"),
-        ("ddnm:eta=much", "ddnm's setting eta cannot be 'much'; expected float"),
+        ("ddnm:eta=much", "ddnm's setting eta cannot be 'much'; expected a number"),
         ("ddnm:steps=0", "steps must be at least 1, not 0"),
         ("ddnm:eta", "the solver 'ddnm:eta' is not known"),
     ],

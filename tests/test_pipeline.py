@@ -354,7 +354,7 @@ def test_a_pipeline_can_be_moved_again(tiny_model: Path) -> None:
         ({"solver": "magic"}, "expected one of ddc"),
         ({"solver": "ddrm", "task": "jpeg10"}, "ddrm needs an operator with an SVD"),
         ({"solver": "ddnm:zeta=1"}, "it takes steps, eta"),
-        ({"solver": "ddnm:eta=much"}, "expected float"),
+        ({"solver": "ddnm:eta=much"}, "expected a number"),
         ({"solver": "ddc:spacing=odd"}, "expected leading or even"),
         ({"task": "inpaint"}, "no mask was given"),
         ({"task": "inpaint", "mask": torch.ones(1, 1, 5, 5)}, "mask is 5×5"),

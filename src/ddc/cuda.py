@@ -17,8 +17,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from ddc.errors import shorten
 from ddc.fused import FusedFunctions, can_fuse, fuse, give_up, is_recording, needs_gradient, usable
-from ddc.networks import run_unet, shorten, unet_size_multiple, write_out_norms
+from ddc.networks import GroupNorm, run_unet, unet_size_multiple
 
 logger = logging.getLogger("ddc")
 
@@ -204,3 +205,15 @@ def recorded_with_gradient(run: Network, x: Tensor, times: Tensor) -> Network:
         sample = (x.detach().clone().requires_grad_(), times.clone())
         recorded: Any = torch.cuda.make_graphed_callables(run, sample)
     return lambda x, times: recorded(x, times).clone()
+
+
+def write_out_norms(module: nn.Module) -> nn.Module:
+    """The module, about to be compiled, with all its normalisations of that kind."""
+    for name, child in module.named_children():
+        if type(child) is nn.GroupNorm:
+            norm = GroupNorm(child.num_groups, child.num_channels, child.eps)
+            norm.weight, norm.bias = child.weight, child.bias
+            setattr(module, name, norm)
+        else:
+            write_out_norms(child)
+    return module

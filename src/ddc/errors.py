@@ -11,3 +11,8 @@ class UserError(ValueError):
     def __str__(self) -> str:
         """The message in one line, also if a file's name in it has several."""
         return " ".join(super().__str__().splitlines())
+
+
+def shorten(value: object) -> str:
+    """A value or an error as at most 100 characters of one line."""
+    return " ".join(str(value)[:300].split())[:100]

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ddc.networks import GroupNorm, ResidualBlock, shorten
+from ddc.errors import shorten
+from ddc.networks import GroupNorm, ResidualBlock
 
 logger = logging.getLogger("ddc")
 

@@ -13,8 +13,8 @@ from diffusers.models.attention_processor import Attention
 from diffusers.models.embeddings import TimestepEmbedding, Timesteps
 from torch import nn
 
-from ddc.errors import UserError
-from ddc.networks import check_ranges, run_unet, shorten, unet_size_multiple
+from ddc.errors import UserError, shorten
+from ddc.networks import check_ranges, run_unet, unet_size_multiple
 
 
 class GuidedUNet(UNet2DModel):

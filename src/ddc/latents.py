@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddc.errors import UserError
-from ddc.networks import check_ranges, diffusers_class, load_network, pad_to_multiple, save_network, shorten
+from ddc.errors import UserError, shorten
+from ddc.networks import check_ranges, diffusers_class, load_network, pad_to_multiple, save_network
 from ddc.operators.base import Size
 from ddc.priors import Prior, autoencoder_folder, read_prior
 

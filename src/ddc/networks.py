@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ddc.eight_bits import SCALE, from_8_bits, to_8_bits
-from ddc.errors import UserError
+from ddc.errors import UserError, shorten
 
 WEIGHTS = "diffusion_pytorch_model"
 LARGEST_CONFIG = 10_000_000  # bytes; the longest is an index of many shards
@@ -185,11 +185,6 @@ def _check_settings(settings: dict[str, Any]) -> None:
         )
 
 
-def shorten(value: Any) -> str:
-    """A value or an error as at most 100 characters of one line."""
-    return " ".join(str(value)[:300].split())[:100]
-
-
 def _zeroed(layer: nn.Module) -> nn.Module:
     """The layer with weights of zero, so that a fresh block adds nothing."""
     for parameter in layer.parameters():
@@ -271,18 +266,6 @@ class GroupNorm(nn.GroupNorm):
 
     def normalise(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.group_norm(x, self.num_groups, weight, bias, self.eps)
-
-
-def write_out_norms(module: nn.Module) -> nn.Module:
-    """The module, about to be compiled, with all its normalisations of that kind."""
-    for name, child in module.named_children():
-        if type(child) is nn.GroupNorm:
-            norm = GroupNorm(child.num_groups, child.num_channels, child.eps)
-            norm.weight, norm.bias = child.weight, child.bias
-            setattr(module, name, norm)
-        else:
-            write_out_norms(child)
-    return module
 
 
 def _packed(x: Tensor) -> Tensor:

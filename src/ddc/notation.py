@@ -84,10 +84,16 @@ def _converted(name: str, key: str, value: Any, hint: Any) -> Any:
     except SystemExit:
         made = math.nan
     if isinstance(made, float) and not math.isfinite(made):
-        choices = [c for h in (hint, *typing.get_args(hint)) for c in typing.get_args(h) if isinstance(c, str)]
-        expected = " or ".join(choices) or str(getattr(hint, "__name__", hint))
-        raise UserError(f"{name}'s setting {key} cannot be {value!r}; expected {expected}")
+        raise UserError(f"{name}'s setting {key} cannot be {value!r}; expected {_in_words(hint)}")
     return made
+
+
+def _in_words(hint: Any) -> str:
+    """The values of a type: "a whole number or none"."""
+    if parts := typing.get_args(hint):
+        return " or ".join(_in_words(part) for part in parts)
+    words = {bool: "true or false", int: "a whole number", float: "a number", type(None): "none"}
+    return words.get(hint, str(hint))
 
 
 def duration(seconds: float) -> str:

@@ -18,8 +18,7 @@ from torch.nn.functional import avg_pool2d, softplus
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrize import cached
 
-from ddc.errors import UserError
-from ddc.networks import shorten
+from ddc.errors import UserError, shorten
 from ddc.perceptual import unit_length
 
 WIDTH = 96

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddc.cuda import write_out_norms
 from ddc.errors import UserError
-from ddc.networks import CompactUNet, read_config, run_unet, write_out_norms
+from ddc.networks import CompactUNet, read_config, run_unet
 from ddc.operators.base import Operator
 from ddc.perceptual import LPIPS, rolled, unit_difference
 from ddc.priors import TRAIN_STEPS, DataConsistency, Measured, Prediction, Prior, Schedule, schedule_from_config

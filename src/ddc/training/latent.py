@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddc.cuda import write_out_norms
 from ddc.errors import UserError
 from ddc.latents import Autoencoder, LatentPrior
-from ddc.networks import unet_size_multiple, write_out_norms
+from ddc.networks import unet_size_multiple
 from ddc.noise import Noise
 from ddc.perceptual import LPIPS, rolled
 from ddc.priors import read_preset

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddc.cuda import write_out_norms
 from ddc.datasets import Pictures
 from ddc.errors import UserError
-from ddc.networks import check_fit, write_out_norms
+from ddc.networks import check_fit
 from ddc.training.data import Draws, centre_crops, load_data
 from ddc.training.objectives import Objective
 from ddc.training.output import (

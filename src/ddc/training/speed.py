@@ -5,9 +5,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from ddc.cuda import write_out_norms
 from ddc.fast import prepare_compiler
 from ddc.images import Picture
-from ddc.networks import write_out_norms
 from ddc.perceptual import LPIPS
 from ddc.priors import DataConsistency, Prior
 from ddc.training.ddc import DDCObjective
