@@ -176,6 +176,22 @@ def enlarged(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
     return {"factor": factor, "method": method}, cv2.resize(whole, large.shape[1::-1], interpolation=cv2.INTER_AREA)
 
 
+def enlarged_jpeg(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
+    import cv2
+
+    factor, quality = float(rng.choice([1.5, 2, 3])), int(rng.integers(30, 71))
+    method = int(rng.choice([cv2.INTER_CUBIC, cv2.INTER_LINEAR, cv2.INTER_LANCZOS4]))
+    whole = crop(photo, 384, rng)
+    small = cv2.resize(whole, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
+    large = cv2.resize(jpeg(small, quality), None, fx=factor, fy=factor, interpolation=method)
+    if rng.random() < 0.7:
+        Image.fromarray(large).save(out.with_suffix(".jpg"), quality=88)
+    else:
+        Image.fromarray(large).save(out.with_suffix(".png"))
+    clean = cv2.resize(whole, large.shape[1::-1], interpolation=cv2.INTER_AREA)
+    return {"factor": factor, "first": quality, "method": method}, clean
+
+
 def defocused(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
     radius, sigma = rng.uniform(2, 4), rng.uniform(0.01, 0.03)
     clean = crop(photo, 400, rng)
@@ -294,6 +310,7 @@ ROWS: dict[str, Callable[[Pixels, np.random.Generator, Path], Damaged]] = {
     "logo": logo,
     "line_art": line_art,
     "undamaged": undamaged,
+    "enlarged_jpeg": enlarged_jpeg,
 }
 
 
@@ -352,6 +369,13 @@ def judge(row: str, truth: Truth, found: Any, plan: Any) -> str:
         right = kind == "jpeg" and abs(found.quality - truth["first"]) <= 3
     elif row == "enlarged":
         right = found.enlargement is not None and near(found.enlargement.factor, truth["factor"], 0.9, 1.1)
+    elif row == "enlarged_jpeg":
+        file = found.enlarged_jpeg
+        right = (
+            file is not None
+            and near(file.factor, truth["factor"], 0.99, 1.01)
+            and abs(file.quality - truth["first"]) <= 8
+        )
     elif row == "disc_noise_jpeg85":
         spread = found.blur.spread if found.blur else 0.0
         right = near(spread, truth["radius"] / 2, 0.8, 1.25) and plan.sigma >= 0.9 * truth["sigma"]

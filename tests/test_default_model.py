@@ -8,6 +8,7 @@ import torch
 from skimage import data
 
 from ddc.images import Picture, to_internal, to_unit
+from ddc.latents import LatentPrior
 from ddc.noise import Noise
 from ddc.perceptual import LPIPS
 from ddc.pipeline import RestorationPipeline, load_parts
@@ -126,3 +127,17 @@ def test_the_border_of_a_blurred_photograph_is_restored_too(pipe: RestorationPip
     border[12:-12, 12:-12] = False
     assert psnr(restored[:, border], truth[:, border]) > psnr(y[:, border], truth[:, border]) + 1.5
     assert psnr(restored, truth) > psnr(y, truth) + 3
+
+
+def test_the_latent_prior_of_the_repository_knows_photographs() -> None:
+    prior = LatentPrior.from_pretrained("models/latent")
+    x = to_internal(torch.from_numpy(data.astronaut()[:256, 100:356].copy()).permute(2, 0, 1)[None].float() / 255)
+    with torch.no_grad():
+        z = prior.encode(x)
+        assert 0.7 < z.std() < 1.4
+        assert psnr(to_unit(prior.decode(z)), to_unit(x)) > 24  # 26.4 on validation photographs
+        noisy = prior.schedule.add_noise(z, 400, Noise([0]).normal(z.shape))
+        denoised = prior.predict(noisy, 400).x0
+    # what is left of the noise that the best multiple of z_t leaves
+    share = (z * noisy).sum() / noisy.square().sum()
+    assert (denoised - z).square().mean() < 0.6 * (share * noisy - z).square().mean()

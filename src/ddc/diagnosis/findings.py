@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ddc.diagnosis.blocks import FirstSaving, detect_blocks, first_saving
 from ddc.diagnosis.content import Fading, Mask, belongs_to_picture, find_fading, find_marks, is_drawing
+from ddc.diagnosis.enlarged_jpeg import EnlargedJPEG, detect_enlarged_jpeg
 from ddc.diagnosis.enlargement import SURE, Enlargement, detect_enlargement, is_soft, without_enlargement
 from ddc.diagnosis.grain import Noise, measure_noise
 from ddc.diagnosis.planes import Plane, luma_chroma, middle
@@ -48,6 +49,7 @@ class Findings:
     blur: BlurEstimate | None = None
     kernel: Tensor | None = None  # of a path of free shape, instead of the blur
     enlargement: Enlargement | None = None
+    enlarged_jpeg: EnlargedJPEG | None = None  # the file that was enlarged
     noise: Noise = field(default_factory=Noise)
     sigma: float = 0.0  # of the finest noise, before JPEG; 0 if it is not noticeable
     quality: int | None = None  # of the coarsest JPEG compression
@@ -87,7 +89,8 @@ class Findings:
         elif self.blur is not None:
             said.append(_blur_in_words(self.blur))
         if self.enlargement is not None:
-            said.append(f"It was enlarged {self.enlargement.factor:.1f} times.")
+            file = f", from a JPEG file of quality {self.enlarged_jpeg.quality}" if self.enlarged_jpeg else ""
+            said.append(f"It was enlarged {self.enlargement.factor:.1f} times{file}.")
         if self.strength:
             colour = "coarse noise, as from a camera" if self.noise.coloured else "noise"
             said.append(f"It has {colour}, of strength {self.strength:.3f}.")
@@ -130,9 +133,13 @@ def examine(picture: Picture) -> Findings:
     enlargement = None if coarse else detect_enlargement(luma, quality is not None)
     demosaiced = enlargement is not None and is_demosaiced(enlargement)
     enlargement = None if demosaiced else enlargement
+    enlarged_jpeg = None
     if enlargement is not None:  # interpolated texture is as even as noise
+        enlarged_jpeg = detect_enlarged_jpeg(picture, enlargement.factor)
+        if enlarged_jpeg is not None:
+            enlargement = enlargement._replace(factor=enlarged_jpeg.factor)
         small = without_enlargement(quantise(pixels, 8), enlargement.factor)
-        noise = measure_noise(unit_float(small), quality)
+        noise = measure_noise(unit_float(small), enlarged_jpeg.quality if enlarged_jpeg else quality)
     try:
         level = detail_of(picture)
     except UserError:  # too few pixels are known
@@ -147,6 +154,7 @@ def examine(picture: Picture) -> Findings:
         blur,
         kernel,
         enlargement,
+        enlarged_jpeg,
         noise,
         sigma if level >= NOTICEABLE and noise.even else 0.0,
         quality,

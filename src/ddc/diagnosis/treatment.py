@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ddc.diagnosis.blocks import saved, with_margin
 from ddc.diagnosis.content import Mask, find_marks
+from ddc.diagnosis.enlarged_jpeg import EnlargedJPEG
 from ddc.diagnosis.enlargement import without_enlargement
 from ddc.diagnosis.findings import Findings, examine
 from ddc.diagnosis.grain import Noise
@@ -53,7 +54,8 @@ NOISE_OF_SHAKEN = 0.02  # σ that covers the errors of an estimated kernel
 # rounded to the same values, and so are those of their mean, which has less error than both.
 JPEG_SHARES = ((10, 30), (0.8, 0.6))
 LEAST_ERROR = "posterior:realism=0"  # for weak damage, where sharper estimates only add grain
-# for blurs, whose shape and width are estimates: sharper pictures, or ones that are fitted to y in rounds, get waves
+# for blurs, whose shape and width are estimates: sharper pictures, or ones that are fitted to y in rounds, get waves; and for
+# enlarged JPEG files, from whose marks sharper pictures make detail
 CALM = "posterior:realism=0.25:rounds=0"
 # What tells that a restoration is worse than its source, see `regret`
 MOST_RESIDUAL, RINGING, STRUCTURE, EVEN, HIDDEN = (1.6, 0.012), (1.25, 0.006), 3.0, 0.008, 3.5
@@ -91,6 +93,7 @@ class Treatment:
     task: str
     sigma: float = 0.0
     shrink: float = 1.0  # the factor by which it was enlarged
+    enlarged: EnlargedJPEG | None = None  # the JPEG file that was enlarged
     margins: tuple[int, int] = (0, 0)  # rows and columns to add above and to the left, for whole blocks of JPEG
     first: int | None = None  # the quality in which it was first saved, to undo the errors of the second saving
     share: float = 1.0  # of the restoration in the result; the rest is the measurement
@@ -111,7 +114,8 @@ class Treatment:
     def prepared(self, picture: Picture) -> Picture:
         """Returns the picture that is the measurement of the task."""
         if self.shrink > 1:
-            small = without_enlargement(quantise(picture.pixels, 8), self.shrink)
+            levels = quantise(picture.pixels, 8)
+            small = self.enlarged.undone(levels) if self.enlarged else without_enlargement(levels, self.shrink)
             return dataclasses.replace(picture, pixels=small, alpha=None)
         top, left = self.margins
         if self.first is not None:
@@ -174,7 +178,9 @@ def treatment(found: Findings, strength: float = 1.0) -> Treatment | None:
 
     quality = 100 if found.quality is None else found.quality
     if found.enlargement is not None:
-        return plan(_enlarging(found.enlargement.factor), found.strength, shrink=found.enlargement.factor)
+        factor, file = found.enlargement.factor, found.enlarged_jpeg
+        sigma = math.hypot(found.strength, jpeg_error(file.quality)) if file else found.strength
+        return plan(_enlarging(factor), sigma, shrink=factor, enlarged=file)
     if found.kernel is not None:
         return plan("blur", max(_noise_of_blurred(found), NOISE_OF_SHAKEN), operator=KernelBlur(found.kernel))
     if found.blur is not None and quality >= COARSEST_TO_DEBLUR:
@@ -217,6 +223,8 @@ def composition(found: Findings, strength: float = 1.0) -> Treatment | None:
     told, error = Conditions(quality=quality), jpeg_error(quality)
     if Task.parse(plain.task).family == "blur":
         return dataclasses.replace(plain, solver=CALM)
+    if found.enlarged_jpeg is not None:
+        return dataclasses.replace(plain, conditions=Conditions(quality=found.enlarged_jpeg.quality), solver=CALM)
     if found.enlargement is not None:  # an area of the enlarged picture becomes one pixel, and its errors their mean
         sigma = math.hypot(plain.sigma, strength * error) / found.enlargement.factor
         return dataclasses.replace(plain, sigma=sigma, conditions=told)
