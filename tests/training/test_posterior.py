@@ -23,6 +23,7 @@ from ddc.operators.inpaint import Inpaint
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import Problem, make_problem, measure
 from ddc.solvers.base import Run
+from ddc.solvers.patches import fill_with_patches
 from ddc.solvers.posterior import Posterior, PosteriorDenoiser, coefficients, wide_holes
 from tiny import tiny_unet
 
@@ -216,10 +217,37 @@ def test_wide_holes_get_a_sample(with_posterior: Path) -> None:
     assert torch.allclose(together[1:], mean[1:], atol=1e-6) and (together[0] - mean[0]).abs().max() > 0.01
     for i in range(3):
         assert torch.allclose(solve(Posterior(), i)[0], together[i], atol=1e-5)
-    # the noise levels of samples differ as well, but not those of a sharp estimate
+    # the noise levels of samples differ as well
     assert (solve(Posterior(realism=1.0), 0) - solve(Posterior(realism=1.0, wide=False), 0)).abs().max() > 0.01
+
+
+def test_the_sharp_estimate_of_a_wide_hole_has_patches_of_the_picture(with_posterior: Path) -> None:
+    network = PosteriorDenoiser.from_pretrained(with_posterior / "posterior")
     network.sharp = True
-    assert torch.allclose(solve(Posterior(realism=0.5), 0), solve(Posterior(realism=0.5, wide=False), 0), atol=1e-5)
+    masks = torch.ones(2, 1, 64, 64)
+    masks[0, :, 20:46, 18:44] = 0  # wide
+    masks[1, :, 20:46, 18:24] = 0
+    stripes = (torch.arange(64) % 8 < 4).float() * 1.6 - 0.8
+    truth = stripes.expand(2, 3, 64, 64)
+
+    def solve(solver: Posterior) -> torch.Tensor:
+        problem = Problem(Inpaint(masks))
+        y = problem.operator(truth)
+        return solver.solve(Run(y, problem, None, Noise([5, 6]), posterior=network))
+
+    sharp, usual, mean = (solve(Posterior(realism=r, wide=w)) for r, w in ((0.5, None), (0.5, False), (0.0, None)))
+    hole = masks[0] == 0
+    assert torch.allclose(sharp[1], usual[1], atol=1e-5)  # narrow
+    assert torch.equal(torch.where(hole, 0, sharp[0]), torch.where(hole, 0, truth[0]))
+    patches = fill_with_patches(mean[0], hole[0])
+    error = ((patches - truth[0]) * hole).abs().sum() / (3 * hole.sum())
+    assert error < 0.5 * ((mean[0] - truth[0]) * hole).abs().sum() / (3 * hole.sum())
+    # the mean of the patches and of what the network makes of them
+    from_network = 2 * sharp[0] - patches
+    assert (from_network - patches)[:, hole[0]].abs().mean() > 0.01
+    assert (sharp[0] - usual[0])[:, hole[0]].abs().max() > 0.1
+    samples = [solve(Posterior(realism=0.75, wide=True)), solve(Posterior(realism=1.0, wide=True))]
+    assert all((sample[0] - sharp[0]).abs().max() > 0.01 for sample in samples)
 
 
 def test_a_bad_generator_is_refused(with_posterior: Path, tmp_path: Path) -> None:

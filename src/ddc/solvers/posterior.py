@@ -8,7 +8,8 @@ an SDE: DPM-Solver++(2M) (Lu et al. 2022, arXiv 2211.01095), with n falling to 0
 Between the mean and a sample, the generator's picture is mean + realism · (sample − mean): if the sample is one of the
 posterior, its squared error is 1 + realism² times the least. A network with a sharp estimate, which is trained to look like
 the truth and not to vary, has it at 0.5: below, the picture is a mixture of the mean and it; above, the realism itself is the
-mode of the network. The SDE starts at less noise instead.
+mode of the network. The SDE starts at less noise instead. In a wide hole a sharp estimate starts from patches of the rest of the
+picture (`patches`), chosen by the mean, and is averaged with them.
 """
 
 import dataclasses
@@ -36,6 +37,7 @@ from ddc.priors import CHANNELS, DataConsistency, Input, Measured, check_rgb
 from ddc.problems import Problem
 from ddc.solvers.base import Run, Solver, Step
 from ddc.solvers.messages import EVALUATIONS, as_noisy_picture
+from ddc.solvers.patches import fill_with_patches
 from ddc.solvers.splitting import fit_in_rounds, share_left_open, usual_rounds
 
 INPUTS: tuple[Input, ...] = ("wiener", "projection", "mask", "sigma")
@@ -148,16 +150,20 @@ class Posterior(Solver):
         if chosen.realism is not None:
             realism = torch.full_like(realism, chosen.realism)
         middle = SHARP if network.sharp else SAMPLE
-        x, mode = mean, realism.clamp(min=middle)
+        mode = realism.clamp(min=middle)
+        # a sharp estimate of a wide hole starts with patches from around it: from a smooth start it would be a regular pattern
+        holes = wide & (mode == SHARP) & (run.A.observed(run.y, run.size) == 0) if bool(wide.any()) else wide
+        start = x = with_patches(mean, holes)
         calm = (1 - mode) / (1 - SHARP)  # 1 for the sharp estimate, 0 for a sample
-        # of the noise; a wide hole without it would be filled with a regular pattern
-        share = torch.where(wide, 1.0, 1 - (1 - network.temperature) * calm)
+        # of the noise; other pictures of wide holes need all of it
+        share = torch.where(wide & (mode > SHARP), 1.0, 1 - (1 - network.temperature) * calm)
         for i, (usual, in_holes) in enumerate(zip(*network.generator, strict=True), 1 + (chosen.rounds or 0)):
             n = torch.where(wide, calm * usual + (1 - calm) * in_holes, usual).to(x)
             v = x.clamp(-1, 1) + share * n * run.normal()
             x, _ = denoise(v / (1 + n**2).sqrt(), n.atan(), known=known, mode=mode.flatten())
             run.at(i, count, round(1000 * math.atan(usual) / (math.pi / 2)))
             run.show(x, (v - x) / n)
+        x = torch.where(holes, (x + start) / 2, x)
         return mean + left_open * (realism / middle).clamp(max=1) * (x - mean)
 
     def _white_denoiser(self, run: Run, first: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
@@ -229,6 +235,14 @@ def wide_holes(operator: Operator) -> Tensor:
         return torch.tensor([False])
     rows = F.max_pool2d(operator.mask.float(), (WIDE_HOLE, 1), 1)
     return (F.max_pool2d(rows, (1, WIDE_HOLE), 1) == 0).flatten(1).any(1)
+
+
+def with_patches(x: Tensor, holes: Tensor) -> Tensor:
+    """The pictures with patches in their holes, (B or 1, 1, H, W) of booleans."""
+    if not bool(holes.any()):
+        return x
+    holes = holes.expand(len(x), 1, *x.shape[-2:])[:, 0]
+    return torch.stack([fill_with_patches(one.float(), hole) for one, hole in zip(x, holes, strict=True)]).to(x)
 
 
 class PosteriorDenoiser(nn.Module):
