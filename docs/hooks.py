@@ -56,6 +56,7 @@ EQUATIONS = {
     "blurs, in rounds: r = argmin ‖A r − y‖²/σ² + ‖r − m‖²/τ², m ← D(·, r, ∞) for white noise τ, which falls\n"
     "generator: x ← m, x ← G(x + n z, y, n) for each n, m + realism · (x − m)\n"
     "with a sharp estimate: x ← G(x + n z, y, n, max(realism, ½)), m + min(2 · realism, 1) · (x − m)\n"
+    "sharp, in wide holes: x ← patches of m that continue it, in the end the mean of these and G\n"
     "SDE: x̂0 = D(v, y, n), v ← DPM-Solver++(2M) from n to the next lower noise level",
     "psld": "z_s by DDIM from ẑ0\nz_s ← z_s − ∇_z (ω ‖y − A D(ẑ0)‖ + γ ‖ẑ0 − E(A†y + (I − A†A) D(ẑ0))‖)",
     "resample": (

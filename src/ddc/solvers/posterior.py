@@ -145,6 +145,7 @@ class Posterior(Solver):
         if chosen.sampler == "sde":
             return chosen._follow_sde(run, denoise, mean, known)
         wide = wide_holes(run.A) if chosen.wide is None else torch.tensor([chosen.wide])
+        no_holes = not bool(wide.any())
         wide = wide.to(zero.device).view(-1, 1, 1, 1)
         realism = torch.where(wide, network.in_wide_holes, network.realism)
         if chosen.realism is not None:
@@ -152,8 +153,8 @@ class Posterior(Solver):
         middle = SHARP if network.sharp else SAMPLE
         mode = realism.clamp(min=middle)
         # a sharp estimate of a wide hole starts with patches from around it: from a smooth start it would be a regular pattern
-        holes = wide & (mode == SHARP) & (run.A.observed(run.y, run.size) == 0) if bool(wide.any()) else wide
-        start = x = with_patches(mean, holes)
+        holes = wide if no_holes else wide & (mode == SHARP) & (run.A.observed(run.y, run.size) == 0)
+        start = x = mean if no_holes else with_patches(mean, holes)
         calm = (1 - mode) / (1 - SHARP)  # 1 for the sharp estimate, 0 for a sample
         # of the noise; other pictures of wide holes need all of it
         share = torch.where(wide & (mode > SHARP), 1.0, 1 - (1 - network.temperature) * calm)
@@ -239,8 +240,6 @@ def wide_holes(operator: Operator) -> Tensor:
 
 def with_patches(x: Tensor, holes: Tensor) -> Tensor:
     """The pictures with patches in their holes, (B or 1, 1, H, W) of booleans."""
-    if not bool(holes.any()):
-        return x
     holes = holes.expand(len(x), 1, *x.shape[-2:])[:, 0]
     return torch.stack([fill_with_patches(one.float(), hole) for one, hole in zip(x, holes, strict=True)]).to(x)
 
