@@ -1,13 +1,13 @@
 """Measure the parts of the fast path on a GPU one by one, the most important first: kernels, CUDA graphs, gradients.
 
-python scripts/speed.py [--seconds 110] [--compiled] [--small] [--device cuda]
+python scripts/speed.py [--seconds 110] [--eight-bits] [--compiled] [--small] [--device cuda]
 
 The networks have the paper's size and random weights; --small takes those of the shipped model. What there is no time for is
-left out. --compiled measures torch.compile instead, which takes minutes. `ddc bench` measures whole restorations of a model.
+left out. --eight-bits computes convolutions in FP8. --compiled measures torch.compile instead, which takes minutes.
+`ddc bench` measures whole restorations of a model.
 """
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -19,17 +19,17 @@ from torch import Tensor, nn
 
 from ddc.cuda import FastUNet
 from ddc.evaluation.speed import Bench, BenchSettings, kinds_of_kernels, random_models
-from ddc.fast import agreement, prepare_compiler, probe, rewrap
-from ddc.fused import FAILURES, VARIABLE
+from ddc.fast import prepare_compiler, rewrap
+from ddc.fused import FAILURES
 from ddc.noise import Noise
 from ddc.pipeline import RestorationPipeline
+from ddc.precision import agreement, probe
 from ddc.problems import make_problem
 from ddc.solvers.base import Run
 from ddc.solvers.ddc import DDC
 from ddc.solvers.gradients import DPS
 
 STARTED = time.monotonic()
-os.environ.setdefault(VARIABLE, "1")
 DPS_STEPS = 3
 # batch, channels, side: layers of the paper's networks, and two others
 SHAPES = [(16, 256, 256), (1, 256, 256), (16, 512, 64), (1, 512, 64), (1, 1024, 32), (16, 1536, 16), (1, 96, 128)]
@@ -40,8 +40,8 @@ def say(text: str) -> None:
 
 
 class Measuring:
-    def __init__(self, bench: Bench) -> None:
-        self.bench, self.device = bench, bench.device
+    def __init__(self, bench: Bench, eight_bits: bool = False) -> None:
+        self.bench, self.device, self.eight_bits = bench, bench.device, eight_bits
         self.many = 16 if bench.cuda else 2
         self.first: dict[int, Tensor] = {}  # results of the gradients' first way, by batch size
 
@@ -51,7 +51,7 @@ class Measuring:
         made = rewrap(
             self.bench.prior,
             self.bench.network,
-            lambda unet: FastUNet(unet, self.device, dtype, self.bench.settings.size),
+            lambda unet: FastUNet(unet, self.device, dtype, self.bench.settings.size, kernels and self.eight_bits),
         )
         for part in made:
             unet: Any = part.unet  # type: ignore[union-attr]
@@ -171,14 +171,14 @@ class Measuring:
         ]
 
 
-def main(device: str, seconds: float, compiled: bool, small: bool) -> None:
+def main(device: str, seconds: float, compiled: bool, small: bool, eight_bits: bool) -> None:
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
     models = random_models(*(("compact", "compact") if small else ("adm-256", "paper")), device)
     bench = Bench(*models, device, BenchSettings(size=64 if small else 256, minutes=seconds / 60), say=say)
     bench.deadline = STARTED + seconds
     say(f"torch {torch.__version__}" + (f", {torch.cuda.get_device_name()}" if bench.cuda else ""))
-    measuring = Measuring(bench)
+    measuring = Measuring(bench, eight_bits)
     for name, needed, run in measuring.compiled() if compiled else measuring.parts():
         if compiled or not bench.late(name, needed):
             try:
@@ -196,4 +196,5 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=110)
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--eight-bits", action="store_true")
     main(**vars(parser.parse_args()))

@@ -9,9 +9,9 @@ import torch
 from skimage import data
 from torch import Tensor
 
-from ddc.fast import agreement
 from ddc.images import to_internal
 from ddc.pipeline import RestorationPipeline
+from ddc.precision import agreement
 from ddc.problems import measure
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -32,7 +32,6 @@ def psnr(x: Tensor, truth: Tensor) -> float:
     ("task", "compile"), [("sr4", None), ("gauss", None), ("inpaint92", None), ("jpeg10", None), ("sr4", True)]
 )
 def test_the_fast_path_agrees_with_float32(task: str, compile: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DDC_KERNELS", "1")
     monkeypatch.setattr("ddc.fast.GRAPH_PATIENCE", 2)  # so that most steps run as CUDA graphs
     truth = photograph(512)
     problem, y = measure(task, 0.05 if task != "jpeg10" else 0.0, to_internal(truth), ["astronaut"])
@@ -61,7 +60,7 @@ def test_tiles_bound_the_memory_of_the_device(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_full_device_halves_the_tile(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DDC_KERNELS", raising=False)  # graphs keep memory of their own
+    monkeypatch.setenv("DDC_KERNELS", "0")  # graphs keep memory of their own
     pipe = RestorationPipeline.from_pretrained().to("cuda", compile=False, batch=1)
     large = photograph(2048)
 

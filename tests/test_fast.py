@@ -17,17 +17,16 @@ from ddc.fast import (
     _helpers,
     accelerate_latents,
     accelerate_models,
-    agreement,
-    choose_dtype,
     cpu_threads,
     cpu_unet,
+    fast_unet,
     prepare_compiler,
-    probe,
     transform_kernel,
     winograd,
 )
 from ddc.networks import CompactUNet, GroupNorm, run_unet
 from ddc.operators import Denoise
+from ddc.precision import agreement, choose_dtype, probe, unet_dtype
 from ddc.priors import DataConsistency, Prior, Schedule
 from tiny import tiny_latent_prior
 
@@ -239,6 +238,58 @@ def test_small_batches_are_recorded_when_there_was_work_enough(monkeypatch: pyte
     assert not torch.backends.cudnn.benchmark  # other sizes are not searched for
 
 
+def test_smaller_and_wider_pictures_are_recorded_if_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[tuple[int, ...]] = []
+    monkeypatch.setattr("ddc.cuda.Recorded", lambda run, *inputs: recorded.append(inputs[0].shape[-2:]) or run)
+    monkeypatch.setattr("ddc.cuda.ELSEWHERE_PATIENCE", 2)
+    monkeypatch.setattr("ddc.cuda.MOST_GRAPHS", 2)
+    prior, _ = models()
+    unet = FastUNet(prior.unet, CPU, torch.float32, 16)
+    unet.graphs = True
+    for sides in ((16, 16), (32, 32), (34, 16), (8, 16), (16, 8)):
+        x, times = torch.randn(1, 3, *sides), torch.tensor([7])
+        for _ in range(4):
+            assert torch.allclose(unet(x, times), run_unet(prior.unet, x, times), atol=1e-5)
+    assert recorded == [(16, 16), (32, 32)]  # (34, 16) is too wide, and then there are enough
+
+
+def test_conditions_reach_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    plain = CompactUNet(
+        3, 3, channels=(8, 16), encoder_blocks=(1, 1), decoder_blocks=(1,), groups=4, head_dim=8, conditions=2
+    )
+    for parameter in plain.eval().requires_grad_(False).parameters():
+        parameter += 0.1 * torch.randn_like(parameter)
+    x, times = torch.randn(3, 3, 16, 16), torch.tensor([7])
+    conditions = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    expected = plain(x, times, conditions)
+    assert float((expected - plain(x, times, conditions[:1])).abs().max()) > 1e-2
+    unet = FastUNet(plain, CPU, torch.float32, 16)
+    assert torch.allclose(run_unet(unet, x, times, conditions), expected, atol=1e-5)
+    unet.sizes = (1, 2)
+    monkeypatch.setattr(unet, "_compiled", lambda size, gradient=False: lambda *inputs: unet._run(*inputs))
+    assert torch.allclose(run_unet(unet, x, times, conditions), expected, atol=1e-5)
+    assert torch.allclose(run_unet(unet, x, times, conditions[:1]), plain(x, times, conditions[:1]), atol=1e-5)
+    unet.sizes, unet.graphs = (), True
+    monkeypatch.setattr("ddc.cuda.Recorded", lambda run, *inputs: run)
+    assert torch.allclose(run_unet(unet, x, times, conditions), expected, atol=1e-5)
+
+
+def test_a_solvers_own_network_is_prepared_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    prior, _ = models()
+    assert fast_unet(prior.unet, torch.device("mps"), 16) is prior.unet
+    assert fast_unet(prior.unet, CPU, 16).channels_last is True
+    # as if the CPU were a GPU
+    monkeypatch.setattr("ddc.precision.AGREEMENT", {torch.float16: 20.0})
+    gpu = type("Device", (), {"type": "cuda"})()
+    monkeypatch.setattr("ddc.precision.unet_dtype", lambda unet, device, size: unet_dtype(unet, CPU, size))
+    monkeypatch.setattr("ddc.fast.FastUNet", lambda unet, device, *rest: FastUNet(unet, CPU, *rest))
+    monkeypatch.setattr("ddc.fast.can_fuse", lambda device: True)
+    for dtype, expected in {"auto": torch.float16, "float8": torch.float16, "float32": torch.float32}.items():
+        fast = fast_unet(prior.unet, gpu, 16, dtype)  # type: ignore[arg-type]
+        assert fast.dtype is expected and fast.kernels and fast.graphs and fast.patience > 0
+
+
 def test_a_network_that_cannot_be_recorded_runs_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -267,12 +318,12 @@ def test_graphs_share_memory_while_one_of_them_lives(monkeypatch: pytest.MonkeyP
 
 def test_precision_is_chosen_by_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
     prior, _ = models()
-    monkeypatch.setattr("ddc.fast.AGREEMENT", {torch.float16: 20.0})
+    monkeypatch.setattr("ddc.precision.AGREEMENT", {torch.float16: 20.0})
     assert choose_dtype(prior, None, CPU, 16) is torch.float16
-    monkeypatch.setattr("ddc.fast.AGREEMENT", {torch.float16: 300.0})
+    monkeypatch.setattr("ddc.precision.AGREEMENT", {torch.float16: 300.0})
     assert choose_dtype(prior, None, CPU, 16) is torch.float32
     prior.unet.exit.weight.fill_(7e4)  # beyond what float16 can hold
-    monkeypatch.setattr("ddc.fast.AGREEMENT", {torch.float16: 20.0})
+    monkeypatch.setattr("ddc.precision.AGREEMENT", {torch.float16: 20.0})
     assert choose_dtype(prior, None, CPU, 16) is torch.float32
 
 

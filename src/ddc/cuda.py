@@ -23,29 +23,39 @@ from ddc.networks import GroupNorm, run_unet, unet_size_multiple
 
 logger = logging.getLogger("ddc")
 
-Network = Callable[[Tensor, Tensor], Tensor]
+Network = Callable[..., Tensor]  # from pictures, times and, for some networks, conditions
 RECORDED_BATCH = 64  # up to this batch size, launching kernels may cost more than running them
 COMPILED_GRAPH_BATCH = 4  # the same for compiled networks, which have fewer kernels
 GRADIENT_BATCH = 4  # the same for gradients, whose graph also keeps all activations
+BORDER = 16  # pixels by which a solver may widen pictures of the usual size
+MOST_GRAPHS = 16  # of a network, for as many shapes
+ELSEWHERE_PATIENCE = 50  # calls with a shape of another size, after which recording it pays
+LAUNCHED_PICTURES = 8  # with fewer pictures, launching the fused kernels one by one takes longer than they save
 
 
 class FastUNet(nn.Module):
     """A U-Net for a GPU and one precision, channels last. Its weights are not trained.
 
-    After `patience` calls it uses the fused kernels, if `kernels` is true. For pictures of `size` it is prepared further, after
-    `patience` calls with one batch size: cuDNN searches for the fastest convolutions, and the network is recorded as a CUDA
-    graph if `graphs` is true, or compiled if `sizes` names batch sizes.
+    After `patience` calls it uses the fused kernels, if `kernels` is true, as it is with `eight_bits` (FP8). For pictures of
+    `size` it is prepared further, after `patience` calls with one batch size: cuDNN searches for the fastest convolutions, and
+    the network is recorded as a CUDA graph if `graphs` is true, or compiled if `sizes` names batch sizes. Smaller pictures, and
+    those with a border, are recorded as well if there are many of one size.
     """
 
     def __init__(
-        self, unet: nn.Module, device: torch.device, dtype: torch.dtype = torch.float32, size: int = 256
+        self,
+        unet: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        size: int = 256,
+        eight_bits: bool = False,
     ) -> None:
         super().__init__()
         self.config = unet.config
         self.size_multiple = unet_size_multiple(unet)
-        self.dtype, self.size = dtype, size
+        self.dtype, self.size, self.eight_bits = dtype, size, eight_bits
         self.sizes: tuple[int, ...] = ()
-        self.kernels, self.graphs, self.autotune, self.patience = False, False, False, 0
+        self.kernels, self.graphs, self.autotune, self.patience = eight_bits, False, False, 0
         self._prepared: dict[Any, Network] = {}
         self._calls: Counter[Any] = Counter()
         module = copy.deepcopy(unet).to(device=device, dtype=dtype).eval().requires_grad_(False)
@@ -53,33 +63,45 @@ class FastUNet(nn.Module):
         self.fused = self.module
         if can_fuse(device):
             try:
-                self.fused = fuse(copy.deepcopy(self.module, {id(p): p for p in self.module.parameters()}))
+                shared = {id(p): p for p in self.module.parameters()}
+                self.fused = fuse(copy.deepcopy(self.module, shared), eight_bits)
             except Exception as error:  # a network of a kind that nobody has tried
                 give_up(f"{type(error).__name__}: {error}")
 
-    def forward(self, x: Tensor, times: Tensor) -> Tensor:
+    def forward(self, x: Tensor, times: Tensor, *conditions: Tensor) -> Tensor:
         x = x.to(self.dtype).contiguous(memory_format=torch.channels_last)
         gradient = needs_gradient(x)
         self._calls[x.shape, gradient] += 1
-        ready = self._calls[x.shape, gradient] > self.patience  # a few pictures are restored before preparing pays
-        if not ready or tuple(x.shape[-2:]) != (self.size, self.size):
-            return self._run(x, times)
-        if self.sizes:
-            return self._compiled(len(x), gradient)(x, times) if gradient else self._in_sizes(x, times)
-        if self.graphs and len(x) <= (GRADIENT_BATCH if gradient else RECORDED_BATCH):
-            return self._graph(x, times, gradient)(x, times)
-        return self._run(x, times)
+        usual = tuple(x.shape[-2:]) == (self.size, self.size)
+        patience = self.patience if usual else max(self.patience, ELSEWHERE_PATIENCE)
+        if self._calls[x.shape, gradient] <= patience:  # a few pictures are restored before preparing pays
+            return self._run(x, times, *conditions)
+        if self.sizes and usual:
+            compiled = self._compiled(len(x), gradient) if gradient else self._in_sizes
+            return compiled(x, times, *conditions)
+        small = max(x.shape[-2:]) <= self.size + BORDER and len(x) <= (GRADIENT_BATCH if gradient else RECORDED_BATCH)
+        if self.graphs and small:
+            return self._graph(gradient, x, times, *conditions)(x, times, *conditions)
+        return self._run(x, times, *conditions)
 
-    def _run(self, x: Tensor, times: Tensor) -> Tensor:
+    def _run(self, x: Tensor, times: Tensor, *conditions: Tensor) -> Tensor:
+        """Without a CUDA graph."""
+        few = len(x) * x.shape[-2:].numel() < LAUNCHED_PICTURES * self.size**2
+        if few and x.is_cuda and not self.eight_bits and not needs_gradient(x):
+            return run_unet(self.module, x, times, *conditions)
+        return self._run_fused(x, times, *conditions)
+
+    def _run_fused(self, x: Tensor, times: Tensor, *conditions: Tensor) -> Tensor:
+        """With the fused kernels, if they are to be used."""
         if self.kernels and self._calls.total() > self.patience and usable(x) and not self._checkpointing(x):
             try:
                 with FusedFunctions():
-                    return run_unet(self.fused, x, times)
+                    return run_unet(self.fused, x, times, *conditions)
             except Exception as error:  # whatever it is, the plain layers are still there
                 if "out of memory" in str(error) or is_recording(x):
                     raise
                 give_up(f"{type(error).__name__}: {error}")
-        return run_unet(self.module, x, times)
+        return run_unet(self.module, x, times, *conditions)
 
     def _checkpointing(self, x: Tensor) -> bool:
         """Whether layers will run a second time for the gradient; they must then save the same tensors, compared or not."""
@@ -90,14 +112,16 @@ class FastUNet(nn.Module):
         names = ("checkpointing", "gradient_checkpointing")  # of a CompactUNet and of diffusers
         return [(module, name) for module in self.module.modules() for name in names if hasattr(module, name)]
 
-    def _graph(self, x: Tensor, times: Tensor, gradient: bool) -> Network:
+    def _graph(self, gradient: bool, *inputs: Tensor) -> Network:
         """The network recorded for batches like this one."""
-        key = (tuple(x.shape), tuple(times.shape), times.dtype, gradient)
+        key = (gradient, *((tuple(part.shape), part.dtype) for part in inputs))
+        if key not in self._prepared and len(self._prepared) >= MOST_GRAPHS:
+            return self._run
         if key not in self._prepared:
             searched = torch.backends.cudnn.benchmark
             torch.backends.cudnn.benchmark = True  # seconds for each size, for which there is enough work from here on
             try:
-                self._prepared[key] = (recorded_with_gradient if gradient else Recorded)(self._run, x, times)
+                self._prepared[key] = (recorded_with_gradient if gradient else Recorded)(self._run_fused, *inputs)
             except Exception as error:  # too little memory, or a network that waits for the device
                 torch.cuda.empty_cache()
                 logger.warning("the network runs without a CUDA graph (%s)", shorten(error))
@@ -106,17 +130,19 @@ class FastUNet(nn.Module):
                 torch.backends.cudnn.benchmark = searched
         return self._prepared[key]
 
-    def _in_sizes(self, x: Tensor, times: Tensor) -> Tensor:
+    def _in_sizes(self, x: Tensor, *rest: Tensor) -> Tensor:
         """The compiled network on parts of the sizes that it was compiled for."""
-        times = times.expand(len(x))
+        rest = tuple(
+            one.expand(len(x), *one.shape[1:]) for one in rest
+        )  # the times, and the conditions if there are any
         parts = []
         for start, stop, size in chunks(len(x), self.sizes):
-            part, at = x[start:stop], times[start:stop]
+            part, of_part = x[start:stop], [one[start:stop] for one in rest]
             if stop - start < size:
                 index = torch.arange(size, device=x.device).clamp(max=stop - start - 1)
-                part, at = part[index], at[index]
+                part, of_part = part[index], [one[index] for one in of_part]
             part = part.contiguous(memory_format=torch.channels_last)
-            parts.append(self._compiled(size)(part, at.contiguous())[: stop - start])
+            parts.append(self._compiled(size)(part, *(one.contiguous() for one in of_part))[: stop - start])
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _compiled(self, size: int, gradient: bool = False) -> Network:
@@ -131,10 +157,10 @@ class FastUNet(nn.Module):
             logger.warning("compiling for batches of %d: minutes the first time, seconds afterwards", size)
             compiled = torch.compile(partial(run_unet, self.module), mode=mode, dynamic=False)
 
-            def call(x: Tensor, times: Tensor) -> Tensor:
+            def call(*inputs: Tensor) -> Tensor:
                 with torch.no_grad():
                     torch.compiler.cudagraph_mark_step_begin()
-                    out = compiled(x, times)
+                    out = compiled(*inputs)
                     return out.clone() if graphs else out  # the graph's own memory is written again next time
 
             self._prepared[size, gradient] = compiled if gradient else call
@@ -165,24 +191,24 @@ class Recorded:
 
     lock = threading.Lock()
 
-    def __init__(self, run: Network, x: Tensor, times: Tensor) -> None:
+    def __init__(self, run: Network, x: Tensor, *rest: Tensor) -> None:
         with self.lock, torch.inference_mode(False), torch.no_grad(), torch.cuda.device(x.device):
-            self.x, self.times = x.clone(), times.clone()
+            self.inputs = [part.clone() for part in (x, *rest)]
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):  # kernels are chosen, compiled and checked before they are recorded
-                run(self.x, self.times)
+                run(*self.inputs)
             torch.cuda.current_stream().wait_stream(stream)
             torch.cuda.empty_cache()
             self.memory = GraphMemory.of.get(x.device) or GraphMemory(x.device)
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, pool=self.memory.handle, capture_error_mode="thread_local"):
-                self.out = run(self.x, self.times)
+                self.out = run(*self.inputs)
 
-    def __call__(self, x: Tensor, times: Tensor) -> Tensor:
-        with self.lock, torch.no_grad(), torch.cuda.device(self.x.device):
-            self.x.copy_(x)
-            self.times.copy_(times)
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        with self.lock, torch.no_grad(), torch.cuda.device(self.out.device):
+            for held, given in zip(self.inputs, inputs, strict=True):
+                held.copy_(given)
             self.graph.replay()
             return self.out.clone()  # the graph's own memory is written again next time
 
@@ -198,13 +224,13 @@ class GraphMemory:
         self.of[device] = self
 
 
-def recorded_with_gradient(run: Network, x: Tensor, times: Tensor) -> Network:
+def recorded_with_gradient(run: Network, x: Tensor, *rest: Tensor) -> Network:
     """The same, and its gradient as a second graph. Each forward pass must have its backward pass before the next."""
     with torch.cuda.device(x.device), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")  # nothing is accumulated
-        sample = (x.detach().clone().requires_grad_(), times.clone())
+        sample = (x.detach().clone().requires_grad_(), *(part.clone() for part in rest))
         recorded: Any = torch.cuda.make_graphed_callables(run, sample)
-    return lambda x, times: recorded(x, times).clone()
+    return lambda *inputs: recorded(*inputs).clone()
 
 
 def write_out_norms(module: nn.Module) -> nn.Module:

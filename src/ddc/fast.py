@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,23 +23,17 @@ from torch import Tensor, nn
 from ddc.cuda import FastUNet
 from ddc.errors import UserError
 from ddc.fused import FAILURES, can_compile, can_fuse
-from ddc.images import to_unit
 from ddc.latents import LatentPrior
 from ddc.networks import GroupNorm, ResidualBlock, run_unet
-from ddc.noise import Noise
 from ddc.perceptual import cache_folder
 from ddc.priors import DataConsistency, Prior
-from ddc.problems import make_problem
-from ddc.solvers.base import Run
-from ddc.solvers.ddc import DDC
-from ddc.solvers.references import Unconditional
 
 logger = logging.getLogger("ddc")
 
-DType = Literal["auto", "float16", "bfloat16", "float32"]
-AGREEMENT = {torch.float16: 50.0, torch.bfloat16: 40.0}  # dB against float32 that a precision must reach
+DType = Literal["auto", "float8", "float16", "bfloat16", "float32"]
 LATENT_BATCH = 4  # pictures at once with a latent prior, whose solvers keep the decoder's activations
 LARGEST_BATCH = 16  # a larger batch only needs more memory, because the chip is busy
+PICTURE_MEMORY = 2**30  # bytes for each picture of the usual size, with a network of the shipped size
 PATIENCE = 1000  # network calls that take about as long as compiling: 200 restorations of a batch
 GRAPH_PATIENCE = 50  # network calls, ten restorations of a batch, after which preparing kernels and graphs pays
 TRAINED_SIZE = 256  # pixels; the networks are trained on crops of this side, and compiled for it on CUDA
@@ -85,16 +79,19 @@ def accelerate_models(
     autotune: bool = False,
     batch: int | None = None,
     size: int = 256,
+    check: bool = True,
 ) -> FastModels:
     """Copies of the prior and the network, prepared for `device`.
 
-    dtype: "auto" is the fastest precision that agrees with float32 (on CUDA; elsewhere it is float32)
-    compile: None compiles on CUDA after so many calls that it pays, if a compiler is available; True compiles at once;
-        with DDC_KERNELS=1, other than True uses fused kernels and CUDA graphs; on the CPU compiling gains too little and
-        is refused
+    dtype: "auto" is the fastest precision of 16 bits that agrees with float32 (on CUDA; elsewhere it is float32); "float8" is
+        float16 with 3×3 convolutions in FP8, which needs a GPU of compute capability 9.0, and prints how well it agrees
+    compile: True compiles at once, instead of using fused kernels and CUDA graphs. Where these cannot be used, None compiles
+        on CUDA after so many calls that it pays, if a compiler is available. On the CPU compiling gains too little and is
+        refused
     autotune: let the compiler search for faster kernels, which takes minutes more
     batch: pictures at once; None chooses by the card's memory (1 without a card)
     size: the height and width that compiled networks are made for; other sizes run uncompiled
+    check: whether to use float16 instead of float8 if its pictures differ too much from those of float32
     """
     device = torch.device(device)
     if isinstance(prior, LatentPrior) and device.type == "cuda":
@@ -109,12 +106,15 @@ def accelerate_models(
         wrap = cpu_unet if device.type == "cpu" else lambda unet: copy.deepcopy(unet).to(device)
         return FastModels(*rewrap(prior, network, wrap), torch.float32, batch or 1, False)
 
-    chosen = choose_dtype(prior, network, device, size) if dtype == "auto" else getattr(torch, dtype)
-    fast = rewrap(prior, network, partial(FastUNet, device=device, dtype=chosen, size=size))
+    from ddc.precision import networks_in  # which only a GPU needs
+
+    compiling = bool(compile or autotune)
+    fast = networks_in(dtype, prior, network, device, size, compiling, check)
+    eight_bits, chosen = fast[0].unet.eight_bits, fast[0].unet.dtype
     batch = batch or choose_batch(*fast, device, size)
-    kernels, patience = not compile and not autotune and can_fuse(device), 0
+    kernels, patience = not compiling and can_fuse(device), 0
     if kernels:
-        patience = GRAPH_PATIENCE
+        patience = 0 if eight_bits else GRAPH_PATIENCE  # in 8 bits every picture is restored in the same way
     elif compile is None and not autotune:
         patience = PATIENCE
         if not can_compile():
@@ -159,40 +159,6 @@ def cpu_unet(unet: nn.Module) -> nn.Module:
     return fast
 
 
-def choose_dtype(prior: Prior, network: DataConsistency | None, device: torch.device, size: int = 256) -> torch.dtype:
-    """The fastest precision whose pictures agree with float32's: float16, else bfloat16, else float32."""
-
-    def picture(dtype: torch.dtype) -> Tensor:
-        make = partial(FastUNet, device=device, dtype=dtype, size=size)
-        return probe(*rewrap(prior, network, make), device, size)
-
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        truth = picture(torch.float32)
-    for dtype, wanted in AGREEMENT.items():
-        reached = agreement(picture(dtype), truth)
-        logger.info("%s agrees with float32 to %.1f dB, of %.0f that it needs", dtype, reached, wanted)
-        if reached >= wanted:
-            return dtype
-    return torch.float32
-
-
-@torch.no_grad()
-def probe(prior: Prior, network: DataConsistency | None, device: torch.device, size: int) -> Tensor:
-    """The picture of a short run on a made-up measurement, to compare precisions with."""
-    noise = Noise([0], device=device)
-    soft = F.interpolate(noise.normal((1, 3, 8, 8)), size=(size, size), mode="bicubic").clamp(-1, 1)
-    problem = make_problem("denoise", 0.05)
-    if network is None:
-        return Unconditional(steps=5).solve(Run(soft, problem, prior, noise))
-    return DDC().solve(Run(soft, problem, prior, noise, network=network))
-
-
-def agreement(a: Tensor, b: Tensor) -> float:
-    """PSNR in dB between two pictures in [-1, 1]; NaN counts as no agreement."""
-    error = float((to_unit(a.float()) - to_unit(b.float())).square().mean())
-    return 10 * math.log10(1 / max(error, 1e-20)) if math.isfinite(error) else -math.inf
-
-
 @torch.no_grad()
 def choose_batch(prior: Prior, network: DataConsistency | None, device: torch.device, size: int = 256) -> int:
     """The largest power of two of pictures that fit the card's free memory, by what one of them takes."""
@@ -213,6 +179,29 @@ def choose_batch(prior: Prior, network: DataConsistency | None, device: torch.de
     return batch
 
 
+def fast_unet(unet: nn.Module, device: torch.device, size: int, dtype: DType = "auto") -> nn.Module:
+    """A U-Net of a solver's own network, prepared for its device. "float8" is the same as "auto"."""
+    if device.type != "cuda":
+        return cpu_unet(unet) if device.type == "cpu" else unet
+    from ddc.precision import unet_dtype
+
+    chosen = unet_dtype(unet, device, size) if dtype in ("auto", "float8") else getattr(torch, dtype)
+    fast = FastUNet(unet, device, chosen, size)
+    fast.kernels = fast.graphs = can_fuse(device)
+    fast.patience = GRAPH_PATIENCE
+    return fast
+
+
+def prepare_device(device: torch.device) -> int:
+    """Set the threads of a CPU. Returns how many pictures to restore at once with a network of the shipped size."""
+    if device.type == "cpu":
+        torch.set_num_threads(cpu_threads())
+    if device.type != "cuda":
+        return 1
+    fitting = torch.cuda.mem_get_info(device)[0] // PICTURE_MEMORY
+    return max(1, min(LARGEST_BATCH, 1 << max(int(fitting).bit_length() - 1, 0)))
+
+
 def cpu_threads() -> int:
     """Threads for the CPU: what torch would take, but no more than this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -222,16 +211,6 @@ def cpu_threads() -> int:
         if limit != "max":
             allowed = min(allowed, max(1, round(int(limit) / int(period))))
     return min(torch.get_num_threads(), allowed)
-
-
-def prepare_compiler() -> None:
-    """Let compiled code outlive the process, in the user's cache, and let both networks have several sizes."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
-    import torch._dynamo
-
-    config = torch._dynamo.config
-    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # its name in torch 2.6
-    setattr(config, limit, max(getattr(config, limit), 64))
 
 
 def rewrap(
@@ -245,6 +224,16 @@ def rewrap(
         return clone.eval()
 
     return with_unet(prior), None if network is None else with_unet(network)
+
+
+def prepare_compiler() -> None:
+    """Let compiled code outlive the process, in the user's cache, and let both networks have several sizes."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    import torch._dynamo
+
+    config = torch._dynamo.config
+    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # its name in torch 2.6
+    setattr(config, limit, max(getattr(config, limit), 64))
 
 
 # ---------------------------------------------------------------------------------------------------------

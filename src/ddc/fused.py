@@ -22,17 +22,20 @@ from ddc.networks import GroupNorm, ResidualBlock
 
 logger = logging.getLogger("ddc")
 
-VARIABLE = "DDC_KERNELS"  # "1" turns the fused kernels and CUDA graphs on
+VARIABLE = "DDC_KERNELS"  # "0" turns the fused kernels and CUDA graphs off
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # of the kernels
 LARGEST_PICTURE = 2**31  # values of one picture in one layer; the kernels count them in 32 bits
 LARGEST_TILE = 128  # channels that the kernels take at a time, of whole groups
+EIGHT_BIT_CAPABILITY = (9, 0)  # the least compute capability of GPUs with matrix products in FP8 as they are used here
 TOLERANCE = 0.02  # how far a layer may be from the plain way: several times the rounding of bfloat16
 
 
-def fuse(network: nn.Module) -> nn.Module:
-    """The network with its convolutions, normalisations and residual blocks run by `ddc.kernels`."""
+def fuse(network: nn.Module, eight_bits: bool = False) -> nn.Module:
+    """The network with its convolutions, normalisations and residual blocks run by `ddc.kernels`, or in 8 bits."""
     kinds: dict[Any, list[Any]] = {}
     for block in _fuse_layers(network):
+        if eight_bits:
+            use_eight_bits(block)
         kinds.setdefault((block.projection.in_features, block.projection.bias is None, block.activated), []).append(
             block
         )
@@ -90,13 +93,18 @@ def can_compile() -> bool:
 
 
 def can_fuse(device: torch.device) -> bool:
-    """Whether the fused kernels are wanted and can be compiled for the device."""
-    return os.environ.get(VARIABLE) == "1" and not FAILURES and _is_recent(device) and can_compile()
+    """Whether the fused kernels are wanted and can be compiled for the device, and have not failed."""
+    return os.environ.get(VARIABLE) != "0" and not FAILURES and _capability(device) >= (8, 0) and can_compile()
 
 
 @cache
-def _is_recent(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def has_eight_bits(device: torch.device) -> bool:
+    """Whether convolutions can be computed in FP8 on the device."""
+    return can_fuse(device) and _capability(device) >= EIGHT_BIT_CAPABILITY
 
 
 def usable(x: Tensor) -> bool:
@@ -132,7 +140,11 @@ def guarded(layer: Any, fused: Callable[..., Tensor], plain: Callable[..., Tenso
     if size in layer.seen or is_recording(x):
         return found
     expected = plain(x, *rest)
-    if not agree(found, expected) or (needs_gradient(x) and not agree(*_gradients((found, expected), x))):
+    same = agree(found, expected, layer.tolerance)
+    if same and needs_gradient(x):
+        of_found, of_expected = _gradients((found, expected), x)
+        same = agree(of_found, of_expected)
+    if not same:
         give_up(f"{type(layer).__name__} computes something else for {tuple(x.shape)}")
         return expected
     layer.seen.add(size)
@@ -151,11 +163,11 @@ def is_recording(x: Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def agree(found: Tensor, expected: Tensor) -> bool:
+def agree(found: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> bool:
     """Whether both are the same but for rounding; a plain result that is not finite says nothing."""
     size = torch.linalg.vector_norm(expected, dtype=torch.float32)
     error = torch.linalg.vector_norm(found - expected, dtype=torch.float32)
-    same = error <= TOLERANCE * size + 1e-6
+    same = error <= tolerance * size + 1e-6
     return found.shape == expected.shape and bool(same | ~size.isfinite())
 
 
@@ -182,6 +194,7 @@ class FusedFunctions(TorchFunctionMode):
     """While this is entered, `torch.cat` also sums for a normalisation that follows, and `interpolate` copies wide words."""
 
     seen: ClassVar[set[Any]] = set()
+    tolerance = TOLERANCE
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -198,13 +211,15 @@ class FusedFunctions(TorchFunctionMode):
 def _joined(a: Tensor, b: Tensor) -> Tensor:
     from ddc import kernels
 
-    return kernels.concatenate(a, b) if a[0, 0].numel() > kernels.FEW_PIXELS else torch.cat((a, b), 1)
+    known = hasattr(a, "channel_sums") and hasattr(b, "channel_sums")
+    return kernels.concatenate(a, b) if known or a[0, 0].numel() > kernels.FEW_PIXELS else kernels.joined(a, b)
 
 
 def doubled(x: Tensor) -> Tensor:
     """Each pixel four times: nearest neighbours at twice the size, channels last."""
-    rows = x.movedim(1, -1).contiguous()  # (B, H, W, C)
-    wide = rows.view(torch.int64) if rows.shape[-1] * rows.element_size() % 8 == 0 else rows
+    from ddc import kernels
+
+    wide = kernels.in_words(x.movedim(1, -1).contiguous())  # (B, H, W, C)
     batch, height, width, words = wide.shape
     wide = wide[:, :, None, :, None].expand(batch, height, 2, width, 2, words)
     return wide.reshape(batch, 2 * height, 2 * width, words).view(x.dtype).movedim(-1, 1)
@@ -212,6 +227,8 @@ def doubled(x: Tensor) -> Tensor:
 
 class Fused:
     """What the fused layers share. Their classes replace those of plain layers."""
+
+    tolerance = TOLERANCE
 
     @cached_property
     def seen(self) -> set[Any]:
@@ -316,3 +333,80 @@ class FusedResnetBlock(Fused, nn.Module):
 
 def without_bias(conv: Any, x: Tensor) -> Tensor:
     return F.conv2d(x, conv.weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# FP8
+
+
+def use_eight_bits(block: Any) -> None:
+    """Let a fused residual block compute its 3×3 convolutions in FP8, if their channels fit the kernels."""
+    kinds: dict[type, type] = {FusedResidualBlock: EightBitResidualBlock, FusedResnetBlock: EightBitResnetBlock}
+    layers = block.block if type(block) is FusedResnetBlock else block
+    convs = (layers.conv1, layers.conv2)
+    usual = ((3, 3), (1, 1), (1, 1), (1, 1), 1)
+    if all((c.kernel_size, c.stride, c.padding, c.dilation, c.groups) == usual for c in convs) and not any(
+        c.in_channels % 16 or c.out_channels % 16 for c in convs
+    ):
+        from ddc import kernels_fp8
+
+        block.__class__ = kinds[type(block)]
+        block.weights1, block.weights2 = (kernels_fp8.Weights(conv) for conv in convs)
+
+
+class EightBits:
+    """What residual blocks in FP8 share. Their gradients are those of half precision."""
+
+    tolerance = 0.1  # 8 bits round each number by up to a sixteenth
+    weights1: Any
+    weights2: Any
+
+    @cached_property
+    def scales(self) -> dict[str, float]:
+        """Of the inputs of both convolutions, chosen when the block first runs."""
+        return {}
+
+    def normalise(self, which: str, x: Tensor, norm: Any, modulation: Tensor | None = None, size: int = 0) -> Any:
+        from ddc import kernels, kernels_fp8
+
+        if which not in self.scales:
+            self.scales[which] = kernels_fp8.scale_for(kernels.normalise(x, norm, None, modulation))
+        return kernels_fp8.normalise(x, norm, self.scales[which], modulation, size)
+
+
+class EightBitResidualBlock(EightBits, FusedResidualBlock):
+    """The residual block of a CompactUNet, in FP8."""
+
+    def _fused(self, x: Tensor, emb: Tensor) -> Tensor:
+        from ddc import kernels_fp8
+
+        if needs_gradient(x):
+            return super()._fused(x, emb)
+        h = self.normalise("first", x, self.norm1)
+        h = kernels_fp8.convolve(h, self.weights1, self.conv1.bias, None, x.dtype)
+        h = self.normalise("second", h, self.norm2, self.table(emb))
+        return kernels_fp8.convolve(h, self.weights2, self.conv2.bias, x, x.dtype)  # type: ignore[arg-type]
+
+
+class EightBitResnetBlock(EightBits, FusedResnetBlock):
+    """diffusers' ResnetBlock2D, in FP8."""
+
+    def _fused(self, x: Tensor, temb: Tensor) -> Tensor:
+        from ddc import kernels_fp8
+
+        block = self.block
+        if needs_gradient(x):
+            return super()._fused(x, temb)
+        size = kernels_fp8.DOUBLED if block.upsample else kernels_fp8.HALVED if block.downsample else kernels_fp8.SAME
+        h = self.normalise("first", x, block.norm1, None, size)
+        time = self.table(temb)
+        shifted = block.time_embedding_norm != "scale_shift"
+        bias = block.conv1.bias + time if shifted else block.conv1.bias
+        h = kernels_fp8.convolve(h, self.weights1, bias, None, x.dtype)
+        h = self.normalise("second", h, block.norm2, None if shifted else time)
+        resample = block.upsample or block.downsample
+        if resample is not None:
+            x = resample(x)
+        if block.conv_shortcut is not None:
+            x = without_bias(block.conv_shortcut, x)
+        return kernels_fp8.convolve(h, self.weights2, self.bias, x, x.dtype)

@@ -223,6 +223,13 @@ class _Add(torch.autograd.Function):
 def concatenate(first: Tensor, second: Tensor) -> Tensor:
     """The channels of both, which remembers its sums too."""
     a, b = packed(first), packed(second)
+    known = [getattr(part, "channel_sums", None) for part in (a, b)]
+    if all(sums is not None for sums in known):
+        if len({sums.shape[1] for sums in known}) > 1:  # type: ignore[union-attr]
+            known = [sums.sum(1, keepdim=True) for sums in known]  # type: ignore[union-attr]
+        out = joined(a, b)
+        out.channel_sums = torch.cat(known, -1)  # type: ignore[arg-type, attr-defined]
+        return out
     (batch, one, *size), two = a.shape, b.shape[1]
     rows = torch.empty(batch, *size, one + two, dtype=a.dtype, device=a.device)
     sums = _sums(a, out=rows, channels=one + two)
@@ -230,6 +237,26 @@ def concatenate(first: Tensor, second: Tensor) -> Tensor:
     out = rows.movedim(-1, 1)
     out.channel_sums = sums  # type: ignore[attr-defined]
     return out
+
+
+def joined(a: Tensor, b: Tensor) -> Tensor:
+    """The channels of both, channels last. `torch.cat` takes twice as long."""
+    parts = [packed(x).movedim(1, -1) for x in (a, b)]  # (B, H, W, C)
+    words = [in_words(x) for x in parts]
+    if words[0].dtype != words[1].dtype:
+        words = parts
+    one = words[0].shape[-1]
+    out = words[0].new_empty(*words[0].shape[:-1], one + words[1].shape[-1])
+    out[..., :one], out[..., one:] = words
+    return out.view(a.dtype).movedim(-1, 1)
+
+
+def in_words(rows: Tensor) -> Tensor:
+    """Rows as words of 16 bytes, or of 8, if they are whole ones: PyTorch copies wide words faster."""
+    for kind in (torch.complex128, torch.int64):
+        if rows.shape[-1] * rows.element_size() % kind.itemsize == 0:
+            return rows.view(kind)
+    return rows
 
 
 def normalise(

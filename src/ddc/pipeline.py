@@ -21,7 +21,14 @@ from torch import Tensor
 from ddc.diagnosis.content import Mask, with_fixed_colours
 from ddc.diagnosis.treatment import NOTHING, Treatment, regret
 from ddc.errors import UserError
-from ddc.fast import TRAINED_SIZE, accelerate_models, cpu_threads, cpu_unet, default_tile, pick_device
+from ddc.fast import (
+    TRAINED_SIZE,
+    accelerate_models,
+    default_tile,
+    fast_unet,
+    pick_device,
+    prepare_device,
+)
 from ddc.images import ROUNDING_8_BIT, ImageLike, Picture, as_picture
 from ddc.jobs import Execution, Job, Options, Request
 from ddc.latents import LatentPrior
@@ -136,8 +143,8 @@ class RestorationPipeline:
         self.device, self.tile, self.batch, self._target = device, tile, 1, (fast, options)
         self._parts.clear()
         if self._plain is None:
-            if fast and device.type == "cpu":
-                torch.set_num_threads(cpu_threads())
+            if fast:
+                self.batch = options.get("batch") or prepare_device(device)
             return self
         prior, network = self._plain
         if fast:
@@ -315,10 +322,9 @@ class RestorationPipeline:
         key = (solver.name, *part_names(solver, problem.name))
         if key not in self._parts:
             loaded = load_parts(solver, self.folder, problem)
-            if self.device.type == "cpu" and self._target[0]:  # the fast path
-                for part in loaded.values():
-                    if hasattr(part, "unet"):
-                        part.unet = cpu_unet(part.unet)
+            for part in loaded.values():
+                if self._target[0] and hasattr(part, "unet"):  # the fast path
+                    part.unet = fast_unet(part.unet, self.device, self.tile, self._target[1].get("dtype", "auto"))
             self._parts[key] = {name: part.to(self.device) for name, part in loaded.items()}
         return self._parts[key]
 

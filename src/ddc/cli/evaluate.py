@@ -38,7 +38,7 @@ class MeasuringOptions:
     """Masks, measurement noise and sampling noise depend on this seed and on each image's name."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
     """Arithmetic of the networks; bf16 and fp16 need a CUDA device."""
     keep: int = 4
     """Pictures of each method that the report may show, in addition to the worst ones."""

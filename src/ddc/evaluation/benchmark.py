@@ -46,7 +46,7 @@ from ddc.problems import Problem, consistency, image_seeds, make_problem, measur
 from ddc.solvers.base import Solver, Step, make_solver
 
 SLOW_EVALUATIONS = 200  # network evaluations above which a solver is called slow
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8"}
 # the rows of a batch; and the truth, the measurement and the samples of each, in [0, 1]
 Measured = tuple[list[Row], list[tuple[Tensor, ...]]]
 
@@ -245,7 +245,7 @@ class EvaluationOptions:
     batch_size: int = 1
     seed: int = 0
     device: str = "cpu"
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
     samples: int = 1  # of each measurement; figures are those of the first, the spread is between all of them
     trace: bool = False  # record the kurtosis of ε̂ at every step
     keep: int = 4  # pictures to keep of each case for the report, beside the worst ones

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 
 from ddc.cuda import FastUNet
 from ddc.errors import UserError
-from ddc.fast import agreement, default_tile, pick_device, probe, rewrap
+from ddc.fast import default_tile, pick_device, rewrap
 from ddc.fused import can_compile, can_fuse
 from ddc.jobs import is_out_of_memory
 from ddc.networks import PRESETS, build_network, network_config, run_unet, unet_size_multiple
 from ddc.noise import Noise
 from ddc.pipeline import RestorationPipeline
+from ddc.precision import agreement, probe
 from ddc.priors import DataConsistency, Prior, schedule_from_config, scheduler_config
 from ddc.problems import make_problem
 from ddc.solvers import SOLVERS
@@ -68,9 +69,11 @@ class BenchSettings:
     minutes: float = 20.0
     """Start nothing new after this many minutes."""
     compile: bool = False
-    """With DDC_KERNELS=1: compile the networks with torch.compile on CUDA instead of using fused kernels and CUDA graphs."""
+    """Compile the networks with torch.compile on CUDA instead of using fused kernels and CUDA graphs."""
     autotune: bool = False
     """Compile, and let the compiler search for faster kernels."""
+    eight_bits: bool = False
+    """Compute most convolutions in FP8, which needs a GPU of compute capability 9.0 or above."""
     solvers: bool = True
     """Measure the other solvers as well."""
     training: int = 0
@@ -181,9 +184,11 @@ class Bench:
         self.plain.device = self.device
         started = time.monotonic()
         chosen = self.settings.compile or self.settings.autotune or not can_fuse(self.device)
-        self.compiled = self.cuda and can_compile() and chosen
+        self.compiled = self.cuda and can_compile() and chosen and not self.settings.eight_bits
         self.fast = RestorationPipeline(self.prior, self.network, self.folder, self.settings.size).to(
             self.device,
+            dtype="float8" if self.settings.eight_bits else "auto",
+            check=False,  # random weights say nothing of pictures; what they agree to is part of the results
             compile=self.compiled or None,
             autotune=self.compiled and self.settings.autotune,
             batch=max(self.batches) if self.settings.batches else None,
@@ -195,6 +200,7 @@ class Bench:
         self.dtypes = {"plain": plain, "fast": getattr(self.fast.prior.unet, "dtype", torch.float32)}
         self.results["fast"] = {
             "dtype": _name(self.dtypes["fast"]),
+            "eight_bits": getattr(self.fast.prior.unet, "eight_bits", False),
             "batch": self.fast.batch,
             "compiled": self.compiled,
             "prepare_s": time.monotonic() - started,
