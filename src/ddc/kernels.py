@@ -86,6 +86,25 @@ def _sum_parts(
     tl.store(place + out_channels, tl.sum(squares, 0), mask=inside)
 
 
+@triton.jit
+def _group_sums(
+    sums, parts, channels, image, i, c, inside, WIDTH: tl.constexpr, PARTS: tl.constexpr, COLS: tl.constexpr
+):  # fmt: skip
+    """For the channels c, counted from 0 by i: the sum and the sum of squares of their group of WIDTH, from those of all parts."""
+    total = tl.zeros([PARTS, COLS], tl.float32)
+    squares = tl.zeros([PARTS, COLS], tl.float32)
+    for first in range(0, parts, PARTS):
+        s = first + tl.arange(0, PARTS)
+        mask = (s < parts)[:, None] & inside[None, :]
+        at = (image * parts + s[:, None]) * 2 * channels + c[None, :]
+        total += tl.load(sums + at, mask=mask, other=0.0)
+        squares += tl.load(sums + at + channels, mask=mask, other=0.0)
+    together = (i // WIDTH)[:, None] == (i // WIDTH)[None, :]
+    group_total = tl.sum(tl.where(together, tl.sum(total, 0)[None, :], 0.0), 1)
+    group_squares = tl.sum(tl.where(together, tl.sum(squares, 0)[None, :], 0.0), 1)
+    return group_total, group_squares
+
+
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def _normalise(
     x, sums, bias, weight, offset, modulation, y, pixels, channels, parts, part, eps, bias_row, modulation_row,
@@ -100,17 +119,7 @@ def _normalise(
     i = tl.arange(0, COLS)
     c = tl.program_id(0) * TAKEN + i
     inside = (i < TAKEN) & (c < channels)
-    total = tl.zeros([PARTS, COLS], tl.float32)
-    squares = tl.zeros([PARTS, COLS], tl.float32)
-    for first in range(0, parts, PARTS):
-        s = first + tl.arange(0, PARTS)
-        mask = (s < parts)[:, None] & inside[None, :]
-        at = (image * parts + s[:, None]) * 2 * channels + c[None, :]
-        total += tl.load(sums + at, mask=mask, other=0.0)
-        squares += tl.load(sums + at + channels, mask=mask, other=0.0)
-    together = (i // WIDTH)[:, None] == (i // WIDTH)[None, :]
-    group_total = tl.sum(tl.where(together, tl.sum(total, 0)[None, :], 0.0), 1)
-    group_squares = tl.sum(tl.where(together, tl.sum(squares, 0)[None, :], 0.0), 1)
+    group_total, group_squares = _group_sums(sums, parts, channels, image, i, c, inside, WIDTH, PARTS, COLS)
     product, summand = _coefficients(
         group_total, group_squares, pixels * WIDTH, eps, bias, bias_row, weight, offset, modulation, modulation_row,
         image, channels, c, inside,

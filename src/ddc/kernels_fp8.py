@@ -16,7 +16,19 @@ from torch import Tensor, nn
 from triton import next_power_of_2
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ddc.kernels import MOST_PARTS, PROGRAMS, TILE, UNSPECIALISED, WARPS, _coefficients, _columns, _row, _sums, packed
+from ddc.kernels import (
+    MOST_PARTS,
+    PROGRAMS,
+    TILE,
+    UNSPECIALISED,
+    WARPS,
+    _coefficients,
+    _columns,
+    _group_sums,
+    _row,
+    _sums,
+    packed,
+)
 
 LARGEST = 448.0  # of e4m3
 HEADROOM = 8.0  # of an input over the largest one that was seen; 8 bits lose nothing by it, having an exponent
@@ -63,17 +75,7 @@ def _normalise_padded(
     i = tl.arange(0, COLS)
     c = tl.program_id(0) * TAKEN + i
     inside = (i < TAKEN) & (c < channels)
-    total = tl.zeros([PARTS, COLS], tl.float32)
-    squares = tl.zeros([PARTS, COLS], tl.float32)
-    for first in range(0, parts, PARTS):
-        s = first + tl.arange(0, PARTS)
-        mask = (s < parts)[:, None] & inside[None, :]
-        at = (image * parts + s[:, None]) * 2 * channels + c[None, :]
-        total += tl.load(sums + at, mask=mask, other=0.0)
-        squares += tl.load(sums + at + channels, mask=mask, other=0.0)
-    together = (i // WIDTH)[:, None] == (i // WIDTH)[None, :]
-    group_total = tl.sum(tl.where(together, tl.sum(total, 0)[None, :], 0.0), 1)
-    group_squares = tl.sum(tl.where(together, tl.sum(squares, 0)[None, :], 0.0), 1)
+    group_total, group_squares = _group_sums(sums, parts, channels, image, i, c, inside, WIDTH, PARTS, COLS)
     from_height, from_width = height, width  # of x
     if SIZE == 1:
         from_height, from_width = height // 2, width // 2
