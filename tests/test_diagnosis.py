@@ -22,6 +22,7 @@ from ddc.diagnosis.grain import Bands, Noise, measure_noise
 from ddc.diagnosis.planes import Plane, luma_chroma
 from ddc.diagnosis.shake import estimate_kernel, explains, spread_of
 from ddc.diagnosis.treatment import (
+    LEAST_ERROR,
     NOTHING,
     Conditions,
     Treatment,
@@ -177,6 +178,35 @@ def test_noise_has_a_colour() -> None:
     assert not measure_noise(unit(COFFEE[:16, :16])).found  # too small to tell
 
 
+def with_camera_noise(pixels: np.ndarray, colour: float, sparse: bool = False) -> np.ndarray:
+    """Weak noise as of a camera in poor light: coarse in luma, and coarser in colour. Sparse, it is as strong, but dots."""
+    random = np.random.default_rng(0)
+    points = random.normal(size=pixels.shape[:2]) * (random.random(pixels.shape[:2]) < (0.02 if sparse else 1))
+    grain, cloud = gaussian_filter(points, 0.9), gaussian_filter(random.normal(size=pixels.shape), (2.5, 2.5, 0))
+    cloud -= (cloud @ [0.299, 0.587, 0.114])[..., None]
+    noise = 0.007 * (grain / grain.std())[..., None] + colour * cloud / cloud.std()
+    return ((unit(pixels) + noise).clip(0, 1) * 255).round().astype(np.uint8)
+
+
+def test_weak_noise_of_a_camera_is_known_by_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    noisy = with_camera_noise(COFFEE, 0.014)
+    for pixels, quality in ((noisy, None), (jpeg(noisy, 80), 80)):
+        seen = measure_noise(unit(pixels), quality)
+        assert seen.found and seen.coloured and 0.012 < seen.luma.middle < 0.035
+        assert seen.covering == pytest.approx(0.03 + 0.7 * seen.luma.middle)
+    assert not measure_noise(unit(with_camera_noise(COFFEE, 0.0))).found  # it may be the picture's own
+    assert not measure_noise(unit(with_camera_noise(COFFEE, 0.014, sparse=True))).found
+    plan = composition(examine(Picture(noisy)))
+    assert plan is not None and plan.task == "denoise" and plan.solver == LEAST_ERROR
+    assert plan.sigma == pytest.approx(measure_noise(unit(noisy)).covering)
+    # coarse noise has directions by chance, which are not those of a shake
+    searched: list[float] = []
+    monkeypatch.setattr(findings, "is_soft", lambda luma, drop=0.0: True)
+    monkeypatch.setattr(findings, "_shake", lambda picture, luma, sigma, quality, blur: searched.append(sigma))
+    examine(Picture(noisy))
+    assert searched[0] >= findings.NOISIEST_SHAKEN
+
+
 def test_drawings_and_cut_outs_are_known() -> None:
     paper = PIL.Image.new("RGB", (300, 300), "white")
     for offset in range(0, 300, 25):
@@ -324,7 +354,10 @@ def test_a_composition_is_told() -> None:
     grainy = Findings(noise=coarse, quality=75)  # noise that was found hides the rest
     for strength in (0.6, 1.0):
         plan = composition(grainy, strength)
-        assert plan is not None and plan.task == "denoise" and plan == treatment(grainy, strength)
+        usual = treatment(grainy, strength)
+        assert plan is not None and usual is not None and plan.task == "denoise" and plan.sigma == usual.sigma
+        assert usual.solver is None and plan.solver == LEAST_ERROR and plan.conditions == Conditions(quality=75)
+    assert composition(Findings(noise=white)) == treatment(Findings(noise=white))
     out_of_focus = Findings(blur=BlurEstimate(radius=3.0), sigma=0.02, quality=85)
     soft, usual = composition(out_of_focus), treatment(out_of_focus)
     assert soft is not None and usual is not None and soft.task == "disc3" and soft.sigma == usual.sigma
@@ -333,7 +366,7 @@ def test_a_composition_is_told() -> None:
     assert thumbnail is not None and thumbnail.task == "sr2" and thumbnail.conditions == Conditions(quality=75)
     for slight in (Findings(quality=75), Findings(quality=75, soft=True)):
         weak = composition(slight)
-        assert weak is not None and weak.task == "denoise" and weak.solver == "posterior:realism=0"
+        assert weak is not None and weak.task == "denoise" and weak.solver == LEAST_ERROR
         assert weak.conditions == Conditions(quality=75) and 0.01 < weak.sigma < 0.03
     again = composition(Findings(quality=30, grid=(5, 0), saved_again=True))
     assert again == Treatment("jpeg30", 0.008, margins=(3, 0), share=0.6) and composition(Findings()) is None

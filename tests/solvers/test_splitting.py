@@ -9,16 +9,20 @@ from torch import Tensor
 from ddc.errors import UserError
 from ddc.images import Picture
 from ddc.jobs import Job
+from ddc.operators import AveragePool, Denoise
 from ddc.operators.base import LinearOperator
 from ddc.operators.blur import KernelBlur, coded_kernel, disc_kernel, gaussian_kernel
+from ddc.operators.inpaint import Inpaint
 from ddc.operators.natural import coefficients_of, picture_of, spreads
 from ddc.perceptual import psnr
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import Problem, make_problem, measure
+from ddc.solvers.base import Step
 from ddc.solvers.posterior import Posterior
 from ddc.solvers.splitting import FEW_ROUNDS, ROUNDS, fit_in_rounds, share_left_open, usual_rounds, with_blurred_border
 
 SIZE = (48, 48)
+STRIPES = Inpaint((torch.arange(64) % 2 == 0).float().expand(1, 1, 64, 64))
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +155,43 @@ def test_the_shipped_network_gains_by_rounds(
     print(f"{without:.2f} dB, in rounds {usual:.2f} dB")
     assert usual > without + least
     assert seen == [0, *range(1 + ROUNDS)]
+
+
+@pytest.mark.parametrize("operator", [Denoise(), AveragePool(2), STRIPES], ids=lambda operator: type(operator).__name__)
+def test_the_mean_of_copies_turns_with_the_picture(
+    pipe: RestorationPipeline, coffee: Tensor, operator: LinearOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two copies the mean of a mirrored measurement is the mirrored mean; with one, a network makes a difference."""
+    monkeypatch.setattr("ddc.solvers.posterior.MARGIN", 0)
+    mirror = Inpaint(operator.mask.flip(-1)) if isinstance(operator, Inpaint) else operator
+    problem, turned = Problem(operator, 0.05), Problem(mirror, 0.05)
+    y = operator(coffee)
+    differences = []
+    for copies in (1, 2, 4):
+        solver, steps = Posterior(realism=0.0, copies=copies), list[Step]()
+        x = pipe.solve(y, problem, solver, [0], steps.append, size=(64, 64))
+        mirrored = pipe.solve(y.flip(-1), turned, solver, [0], size=(64, 64)).flip(-1)
+        differences.append(float((x - mirrored).abs().max()))
+        assert [step.index for step in steps] == [copies - 1] and steps[0].steps == copies
+        assert solver.settled(problem, pipe.parts(solver, problem)).evaluations() == copies
+    print(f"{type(operator).__name__}: {differences}")
+    assert differences[0] > 1e-2 and max(differences[1:]) < 1e-4
+
+
+def test_copies_are_counted(pipe: RestorationPipeline, coffee: Tensor) -> None:
+    """Each copy is an evaluation of the mean, of its rounds, and of what makes y a picture with noise."""
+    for task, solver, count in (
+        ("disc2", Posterior(realism=0.0, copies=2), 2 * (1 + ROUNDS)),
+        ("disc2", Posterior(realism=0.5, copies=2), 2 * (1 + FEW_ROUNDS) + 1),
+        ("denoise", Posterior(realism=1.0, sampler="sde", steps=3, copies=4), 4 + 2),
+        ("denoise", Posterior(realism=0.0), 1),
+    ):
+        problem, y = measure(task, 0.05, coffee, ["coffee"])
+        steps: list[Step] = []
+        pipe.solve(y, problem, solver, [0], steps.append, size=(64, 64))
+        assert steps[-1].index + 1 == steps[-1].steps == count, task
+    with pytest.raises(UserError, match="copies is 3; expected 1, 2 or 4"):
+        Posterior(copies=3)
 
 
 def test_an_exact_measurement_is_explained_by_the_default(pipe: RestorationPipeline, coffee: Tensor) -> None:

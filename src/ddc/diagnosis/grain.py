@@ -25,9 +25,18 @@ FLAT = 0.5  # least ratio of the middle to the coarse band: detail has much more
 LEAST_FINE = 0.24  # ratio of the finest to the middle band: soft detail, as of grass, has less
 STRONG, FLAT_IF_STRONG = 0.08, 0.75  # noise as strong as this outweighs detail in the coarse band, too
 STRONGEST_LUMA = 0.15  # more, without colour, is texture
+WEAK_LUMA, SURELY_GAUSSIAN, EVEN_IF_WEAK = 0.02, 3.3, 1.7  # weaker noise needs the kurtosis of noise
 AGED = 1.4  # by which the noise of an old print may be less even: scratches and dust lie on it
 # of noise in colour: the middle band shows it, and the coarse one alone if JPEG has halved the colour planes
 EVEN_IF_COLOURED = 1.65  # the most growth of the finest luma
+GAUSSIAN, GAUSSIAN_IF_COLOURED = (
+    4.25,
+    5.2,
+)  # most kurtosis of the middle luma in quiet blocks: noise has 3, texture more
+COVERING = (
+    0.03,
+    0.7,
+)  # σ of white noise that covers coarse noise: a share of its middle band's, and more of weak noise
 COMPRESSED = 90  # JPEG quality below which the colour's middle band is gone
 
 
@@ -47,6 +56,10 @@ UNCOMPRESSED_COLOUR = (
     Coloured(2, NOTICEABLE_CHROMA, 1.7, 2.0, 1.6, 0.3),
 )
 COMPRESSED_COLOUR = (Coloured(2, 0.03, 2.0, 2.6, 1.6),)
+# of a camera's noise, which is weak and coarse but has colour: σ of the middle luma and of the coarse colour, at least
+CAMERA_LUMA, CAMERA_COLOUR = (0.012, 0.08), 0.015
+CAMERA_COLOUR_TO_LUMA, CAMERA_FLAT = 0.7, 0.45
+CAMERA_EVEN = (1.75, 4.5), (2.3, 3.5)  # growth and kurtosis: noise is stronger where a picture is brighter
 
 
 class Bands(NamedTuple):
@@ -71,25 +84,39 @@ class Noise(NamedTuple):
         """Whether the finest noise is missing, as after demosaicing or denoising in a camera."""
         return self.found and self.luma.fine < 0.65 * self.luma.middle
 
+    @property
+    def covering(self) -> float:
+        """σ of white noise that is as strong as coarse noise at all frequencies, or the σ to assume of other noise."""
+        least, share = COVERING
+        return max(self.white, least + share * self.luma.middle) if self.coloured else self.white
+
 
 def measure_noise(pixels: Plane, quality: int | None = None, aged: bool = False) -> Noise:
     """Returns the noise of pixels (h, w, 3) in [0, 1], which were a JPEG of some quality, or an old print. Blocks that
     touch black or white are left out, because their noise is clipped."""
-    power = np.concatenate([_power(pixels[top:, left:]) for top in (0, 8) for left in (0, 8)], axis=1)
+    moments = [_moments(pixels[top:, left:]) for top in (0, 8) for left in (0, 8)]
+    power, fourth = (np.concatenate(each, axis=1) for each in zip(*moments, strict=True))
     if power.shape[1] < LEAST_BLOCKS:
         return Noise()
     quiet, still = np.sqrt(np.quantile(power, (QUIET, STILL_QUIET), axis=1))  # (channels, bands)
     growth = still / np.maximum(quiet, 1e-4)
     sigma = quiet / QUIET_LEVEL
     luma, chroma = (Bands(*(float(value) for value in each)) for each in (sigma[0], sigma[1:].mean(0)))
-    slack = AGED if aged else 1.0
+    kurtosis, slack = _kurtosis(power, fourth), AGED if aged else 1.0
     in_luma = (
         NOTICEABLE_LUMA <= luma.middle < min(STRONGEST_LUMA, luma.fine / LEAST_FINE)
         and luma.middle >= (FLAT_IF_STRONG if luma.middle > STRONG else FLAT / slack) * luma.coarse
         and growth[0, 0] < slack**2 * EVEN_LUMA[0]
         and growth[0, 1] < slack * EVEN_LUMA[1]
+        and kurtosis < GAUSSIAN
     )
-    white = max(luma.fine, luma.middle) if in_luma else 0.0
+    weak = (
+        WEAK_LUMA <= luma.middle < min(NOTICEABLE_LUMA, luma.fine / LEAST_FINE)
+        and luma.middle >= FLAT * luma.coarse
+        and growth[0, :2].max() < EVEN_IF_WEAK
+        and kurtosis < SURELY_GAUSSIAN
+    )
+    white = max(luma.fine, luma.middle) if in_luma or weak else 0.0
     compressed = quality is not None and quality < COMPRESSED
     rules = UNCOMPRESSED_COLOUR if not compressed else COMPRESSED_COLOUR if power.shape[1] >= MANY_BLOCKS else ()
     for rule in rules:
@@ -100,23 +127,46 @@ def measure_noise(pixels: Plane, quality: int | None = None, aged: bool = False)
             and luma.middle < rule.luma * level
             and growth[1:, rule.band].max() < rule.growth
             and growth[0, 0] < EVEN_IF_COLOURED
+            and kurtosis < GAUSSIAN_IF_COLOURED
         ):
             white = max(luma.fine, min(luma.middle, rule.usual * level), chroma.middle)
             break
+    if _is_from_camera(luma, chroma) and any(growth[0, 1] < even and kurtosis < most for even, most in CAMERA_EVEN):
+        white = max(white, luma.middle)
     even = growth[0, 0] < EVEN_LUMA[0] and (bool(white) or luma.middle <= STRONG)
     return Noise(luma, chroma, bool(white), float(white), bool(even))
 
 
-def _power(pixels: Plane) -> Plane:
-    """Returns the mean power of each channel and block in the bands, (3, blocks, 3), as a variance of white noise."""
+def _is_from_camera(luma: Bands, chroma: Bands) -> bool:
+    """Returns whether the bands are those of a camera's noise: colour is coarse, and strong beside luma."""
+    weakest, strongest = CAMERA_LUMA
+    return (
+        weakest <= luma.middle < strongest
+        and luma.middle >= CAMERA_FLAT * luma.coarse
+        and chroma.coarse >= max(CAMERA_COLOUR, CAMERA_COLOUR_TO_LUMA * luma.middle)
+    )
+
+
+def _kurtosis(power: Plane, fourth: Plane) -> float:
+    """Returns the kurtosis of the middle luma in the tenth of the blocks with the least luma."""
+    luma = power[0]
+    middle, coarse = (luma[:, band] / max(float(np.median(luma[:, band])), 1e-12) for band in (1, 2))
+    quiet = np.argsort(middle + coarse)[: max(LEAST_BLOCKS, len(luma) // 10)]
+    return float(fourth[0, quiet, 1].mean() / max(float(luma[quiet, 1].mean()) ** 2, 1e-20))
+
+
+def _moments(pixels: Plane) -> tuple[Plane, Plane]:
+    """Returns the mean square and the mean fourth power of each channel and block in the bands, (3, blocks, 3). They are
+    those of white noise."""
     k = np.arange(BLOCK) / (2 * BLOCK)
     radius = np.hypot(k[:, None], k)
     bands = [radius >= 0.25, (radius >= 0.125) & (radius < 0.25), (radius >= 0.04) & (radius < 0.125)]
     rows, columns = (length // BLOCK for length in pixels.shape[:2])
     inside = np.all((pixels > 0.004) & (pixels < 0.996), axis=2)[: rows * BLOCK, : columns * BLOCK]
     whole = inside.reshape(rows, BLOCK, columns, BLOCK).mean((1, 3)) > 0.98
-    power = []
+    second, fourth = [], []
     for plane, white in zip(luma_chroma(pixels), WHITE, strict=True):
-        squared = block_dct(plane, BLOCK)[whole] ** 2
-        power.append(np.stack([squared[:, band].mean(1) for band in bands], axis=-1) / white**2)
-    return np.stack(power)
+        squared = (block_dct(plane, BLOCK)[whole] / white) ** 2
+        second.append(np.stack([squared[:, band].mean(1) for band in bands], axis=-1))
+        fourth.append(np.stack([(squared[:, band] ** 2).mean(1) for band in bands], axis=-1))
+    return np.stack(second), np.stack(fourth)

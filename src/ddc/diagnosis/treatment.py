@@ -53,7 +53,9 @@ NOISE_OF_SHAKEN = 0.02  # σ that covers the errors of an estimated kernel
 # Shares of the restoration in the result at two JPEG qualities. The picture's coefficients and the restoration's were
 # rounded to the same values, and so are those of their mean, which has less error than both.
 JPEG_SHARES = ((10, 30), (0.8, 0.6))
-LEAST_ERROR = "posterior:realism=0"  # for weak damage, where sharper estimates only add grain
+LEAST_ERROR = (
+    "posterior:realism=0:copies=2"  # where sharper estimates only add grain, and time is left for a second copy
+)
 # for blurs, whose shape and width are estimates: sharper pictures, or ones that are fitted to y in rounds, get waves; and for
 # enlarged JPEG files, from whose marks sharper pictures make detail
 CALM = "posterior:realism=0.25:rounds=0"
@@ -186,7 +188,7 @@ def treatment(found: Findings, strength: float = 1.0) -> Treatment | None:
     if found.blur is not None and quality >= COARSEST_TO_DEBLUR:
         return plan(found.blur.task, _noise_of_blurred(found))
     if found.noise.found:
-        return plan("denoise", 1.1 * found.strength)
+        return plan("denoise", max(1.1 * found.strength, found.noise.covering))
     if found.compressed and quality >= COARSEST_TO_DEBLUR and not found.saved_again:
         # the errors of fine quantisation, and weak noise before it, are most like noise
         return None if found.soft else plan("denoise", 1.5 * jpeg_error(quality), solver="one-pass")
@@ -228,6 +230,8 @@ def composition(found: Findings, strength: float = 1.0) -> Treatment | None:
     if found.enlargement is not None:  # an area of the enlarged picture becomes one pixel, and its errors their mean
         sigma = math.hypot(plain.sigma, strength * error) / found.enlargement.factor
         return dataclasses.replace(plain, sigma=sigma, conditions=told)
+    if found.noise.coloured:
+        return dataclasses.replace(plain, conditions=told, solver=LEAST_ERROR)
     if plain.solver is None:
         return plain
     rms, colour = noise_in_bands(found.noise)

@@ -13,11 +13,11 @@ picture (`patches`), chosen by the mean, and is averaged with them.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -58,6 +58,7 @@ OWN = (
     "sharp",
     "temperature",
 )  # what a configuration says beside the U-Net's
+MIRRORED = ((-1,), (-2, -1), (-2,))  # axes along which the further copies are turned over
 MARGIN = 8  # pixels by which a noisy picture is continued, because the network leaves noise in its outermost ones
 WIDE_HOLE = 24  # pixels: a hole with a square of this side inside is wide
 
@@ -82,6 +83,8 @@ class Posterior(Solver):
     """Whether y is made a picture with noise first, in eight evaluations; None does so if the operator mixes distant pixels."""
     rounds: int | None = None
     """Rounds in which the mean is fitted to y and denoised, one evaluation each; None is 3 or 6 for blurs by a kernel, else 0."""
+    copies: int | None = None
+    """Mirrored copies of the picture, 1, 2 or 4, over which the mean is averaged, one evaluation each; None is 1."""
     eta: float = 1.0
     """The share η of fresh noise in the SDE: 0 is an ODE."""
     n_max: float = 20.0
@@ -95,6 +98,8 @@ class Posterior(Solver):
         self.check_settings()
         if not 0 < self.n_min < self.n_max:
             raise UserError(f"n_min is {self.n_min} and n_max {self.n_max}; expected 0 < n_min < n_max")
+        if self.copies not in (None, 1, 2, 4):
+            raise UserError(f"copies is {self.copies}; expected 1, 2 or 4")
 
     def settled(self, problem: Problem, parts: Mapping[str, Any], size: Size | None = None) -> "Posterior":
         """With the sampler, the kind of the holes, the realism and whether to unmix, where these are left open."""
@@ -119,28 +124,32 @@ class Posterior(Solver):
         if rounds is None:
             told = parts.get("conditions") is not None  # of a photograph, which is not what A alone makes
             rounds = usual_rounds(problem.sigma, realism) if isinstance(operator, KernelBlur) and not told else 0
+        copies = 1 if self.copies is None else self.copies
         return dataclasses.replace(
-            self, sampler=sampler, wide=wide, realism=realism, steps=steps, unmix=unmix, rounds=rounds
+            self, sampler=sampler, wide=wide, realism=realism, steps=steps, unmix=unmix, rounds=rounds, copies=copies
         )
 
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:
         chosen, network = self.settled(run.problem, run.parts, run.size), run.parts["posterior"]
+        copies = chosen.copies or 1
         if chosen.unmix:
             return chosen._unmix(run)
-        denoise = partial(network, (run.A, run.y, run.sigma), conditions=run.parts.get("conditions"))
+        denoise = functools.partial(network, (run.A, run.y, run.sigma), conditions=run.parts.get("conditions"))
         zero = torch.zeros(run.shape, device=run.y.device, dtype=run.y.dtype)
-        mean, known = denoise(zero, zero.new_full((1, 1, 1, 1), math.pi / 2))  # E[x0 | y]
-        count = chosen.evaluations()
-        run.at(0, count, 1000)
+        mean, known = denoise(zero, zero.new_full((1, 1, 1, 1), math.pi / 2), copies=copies)  # E[x0 | y]
+        count, of_mean = chosen.evaluations(), chosen.evaluations_of_mean()
+        run.at(copies - 1, count, 1000)
         run.show(mean)
         left_open = zero.new_ones(1, 1, 1, 1)
         if chosen.rounds:
-            mean = fit_in_rounds(run.A, run.y, run.sigma, mean, chosen.rounds, chosen._white_denoiser(run, first=1))
+            mean = fit_in_rounds(
+                run.A, run.y, run.sigma, mean, chosen.rounds, chosen._white_denoiser(run, first=copies)
+            )
             left_open = share_left_open(run.A, run.sigma, zero)
             # the guess of a blurred picture has waves beside edges, which a sharp estimate would keep
             known = ((known[0] + mean) / 2, known[1])
-        if count == 1 + (chosen.rounds or 0):
+        if count == of_mean:
             return mean
         if chosen.sampler == "sde":
             return chosen._follow_sde(run, denoise, mean, known)
@@ -158,7 +167,7 @@ class Posterior(Solver):
         calm = (1 - mode) / (1 - SHARP)  # 1 for the sharp estimate, 0 for a sample
         # of the noise; other pictures of wide holes need all of it
         share = torch.where(wide & (mode > SHARP), 1.0, 1 - (1 - network.temperature) * calm)
-        for i, (usual, in_holes) in enumerate(zip(*network.generator, strict=True), 1 + (chosen.rounds or 0)):
+        for i, (usual, in_holes) in enumerate(zip(*network.generator, strict=True), of_mean):
             n = torch.where(wide, calm * usual + (1 - calm) * in_holes, usual).to(x)
             v = x.clamp(-1, 1) + share * n * run.normal()
             x, _ = denoise(v / (1 + n**2).sqrt(), n.atan(), known=known, mode=mode.flatten())
@@ -169,11 +178,12 @@ class Posterior(Solver):
 
     def _white_denoiser(self, run: Run, first: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
         """The mean of pictures with white noise; its evaluations are counted from `first`."""
-        network, done = run.parts["posterior"], itertools.count(first)
+        network, copies = run.parts["posterior"], self.copies or 1
+        done = itertools.count(first + copies - 1, copies)
 
         def mean(noisy: Tensor, level: Tensor) -> Tensor:
             unknown = noisy.new_full((1, 1, 1, 1), math.pi / 2)
-            found: Tensor = network((Denoise(), noisy, level), torch.zeros_like(noisy), unknown)[0]
+            found: Tensor = network((Denoise(), noisy, level), torch.zeros_like(noisy), unknown, copies=copies)[0]
             run.at(next(done), self.evaluations(), 1000)
             run.show(found)
             return found
@@ -186,7 +196,11 @@ class Posterior(Solver):
 
         def show(step: Step) -> None:
             if run.callback:
-                run.callback(dataclasses.replace(step, index=EVALUATIONS + step.index, steps=self.evaluations()))
+                run.callback(
+                    dataclasses.replace(
+                        step, index=EVALUATIONS * (self.copies or 1) + step.index, steps=self.evaluations()
+                    )
+                )
 
         noisy, level = as_noisy_picture(run.A, run.y, run.sigma, zero, self._white_denoiser(run))
         problem = Problem(Denoise(), level / INTERNAL_RANGE, run.problem.name)
@@ -196,7 +210,7 @@ class Posterior(Solver):
 
     def _follow_sde(self, run: Run, denoise: Callable[..., Any], x0: Tensor, known: Any) -> Tensor:
         """The sample at the end of the SDE, which starts with noise on the mean x0."""
-        levels = self.levels()
+        levels, first = self.levels(), self.evaluations_of_mean()
         v = x0 + levels[0] * run.normal()  # v = x0 + n z
         before, h_before = None, 1.0
         for i, (n, following) in enumerate(pairwise([*levels, 0.0])):
@@ -209,7 +223,7 @@ class Posterior(Solver):
                 fresh = following * math.sqrt(1 - math.exp(-2 * self.eta * h))
                 v = keep * v + (1 - keep) * (x0 + 0.5 * slope) + fresh * run.normal()
                 before, h_before = x0, h
-            run.at(i + 1, len(levels) + 1, round(1000 * math.atan(n) / (math.pi / 2)))
+            run.at(first + i, first + len(levels), round(1000 * math.atan(n) / (math.pi / 2)))
             run.show(x0, noise)
         return x0
 
@@ -221,7 +235,10 @@ class Posterior(Solver):
         return [(a + i / max(count - 1, 1) * (b - a)) ** self.rho for i in range(count)]
 
     def evaluations(self) -> int:
-        return self._evaluations_of_sampler() + (EVALUATIONS if self.unmix else self.rounds or 0)
+        return self.evaluations_of_mean() + self._evaluations_of_sampler() - 1
+
+    def evaluations_of_mean(self) -> int:
+        return (self.copies or 1) * (1 + (EVALUATIONS if self.unmix else self.rounds or 0))
 
     def _evaluations_of_sampler(self) -> int:
         realism = 1.0 if self.realism is None else self.realism
@@ -301,11 +318,13 @@ class PosteriorDenoiser(nn.Module):
         unet: Callable[..., Tensor] | None = None,
         conditions: Tensor | None = None,
         mode: float | Tensor = 0.0,
+        copies: int = 1,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """x̂0 for x_t and θ, (B or 1, 1, 1, 1). Also returns what depends on y alone, which the next step passes as `known`.
 
         In training `unet` is the wrapped form of the network's own U-Net. `conditions`, (B or 1, 9), say more about the
-        measurement, see `CONDITIONS`; `mode`, for all or for each picture, is set in them.
+        measurement, see `CONDITIONS`; `mode`, for all or for each picture, is set in them. The result is the average over so many
+        mirrored `copies` of the inputs.
         """
         operator, y, sigma = measured
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
@@ -322,7 +341,11 @@ class PosteriorDenoiser(nn.Module):
             told_of = x.new_zeros(1, CONDITIONS) if conditions is None else conditions.to(x)
             told_of = told_of.expand(max(len(told_of), torch.as_tensor(mode).numel()), -1).clone()
             told_of[:, MODE] = mode
-        raw = run_unet(unet or self.unet, inputs, 1000 * theta.flatten() / (math.pi / 2), told_of).to(x.dtype)
+        times, unet = 1000 * theta.flatten() / (math.pi / 2), unet or self.unet
+        raw = run_unet(unet, inputs, times, told_of).to(x.dtype)
+        for axes in MIRRORED[: copies - 1]:
+            raw = raw + run_unet(unet, inputs.flip(axes), times, told_of).to(x.dtype).flip(axes)
+        raw = raw / copies if copies > 1 else raw
         raw = raw[..., margin : margin + x.shape[-2], margin : margin + x.shape[-1]]
         with torch.autocast(x.device.type, enabled=False):
             x0 = torch.where(is_linear(operator, x.device), p, c) + scale * raw
