@@ -6,7 +6,7 @@
     python scripts/public_sets.py real REALSET65 [--out restored]                  (needs basicsr, see niqe.py)
 
 `levin` blurs photographs with Levin's kernels, σ 0.01, 8 bits, and compares the gain by the estimated kernel with that by
-the true one. `polyu` restores NAME_real.JPG, compares it with NAME_mean.JPG, and with NL-means, FFDNet (`--against ffdnet`)
+the true one. `polyu`, also for CC15, restores NAME_real.JPG, compares it with NAME_mean.JPG, and with NL-means, FFDNet (`--against ffdnet`)
 and `denoise` under the strength that is best for each picture. `jpeg` compresses pictures. Each prints PSNR and LPIPS (VGG16, AlexNet).
 `real` restores pictures of which no truth is known. It prints NIQE of the results at the size of the input, to which those of
 opponents that enlarge are reduced, and of parts of 96 pixels that are enlarged ×4. sheet.png shows both.

@@ -200,11 +200,16 @@ def test_weak_noise_of_a_camera_is_known_by_its_colour(monkeypatch: pytest.Monke
     assert plan is not None and plan.task == "denoise" and plan.solver == LEAST_ERROR
     assert plan.sigma == pytest.approx(measure_noise(unit(noisy)).covering)
     # coarse noise has directions by chance, which are not those of a shake
-    searched: list[float] = []
     monkeypatch.setattr(findings, "is_soft", lambda luma, drop=0.0: True)
+    searched: list[float] = []
     monkeypatch.setattr(findings, "_shake", lambda picture, luma, sigma, quality, blur: searched.append(sigma))
     examine(Picture(noisy))
-    assert searched[0] >= findings.NOISIEST_SHAKEN
+    assert measure_noise(unit(noisy)).unblurred and not searched
+    soft = gaussian_filter(COFFEE, (3, 3, 0))
+    examine(Picture(soft))
+    assert not measure_noise(unit(soft)).unblurred and len(searched) == 1
+    wide = Noise(Bands(0.01, 0.02, 0.04), found=True, white=0.02)  # the strength of coarse noise is that of white noise
+    assert wide.coloured and not wide.unblurred and wide.covering > findings.NOISIEST_SHAKEN
 
 
 def test_drawings_and_cut_outs_are_known() -> None:

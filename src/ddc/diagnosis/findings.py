@@ -148,7 +148,7 @@ def examine(picture: Picture) -> Findings:
     soft = enlargement is None and is_soft(luma)
     # coarse blocks hide detail as a blur does
     blur = _blur(picture, sigma, quality, demosaiced) if soft and not coarse else None
-    may_be_shaken = not coarse and enlargement is None and is_soft(luma, SHAKEN_DROP)
+    may_be_shaken = not coarse and enlargement is None and not noise.unblurred and is_soft(luma, SHAKEN_DROP)
     kernel = _shake(picture, luma, max(sigma, noise.covering), quality, blur) if may_be_shaken else None
     return Findings(
         blur,

@@ -56,6 +56,7 @@ UNCOMPRESSED_COLOUR = (
     Coloured(2, NOTICEABLE_CHROMA, 1.7, 2.0, 1.6, 0.3),
 )
 COMPRESSED_COLOUR = (Coloured(2, 0.03, 2.0, 2.6, 1.6),)
+UNBLURRED = 0.55  # ratio of the middle to the coarse band, which a shake makes less
 # of a camera's noise, which is weak and coarse but has colour: σ of the middle luma and of the coarse colour, at least
 CAMERA_LUMA, CAMERA_COLOUR = (0.012, 0.08), 0.015
 CAMERA_COLOUR_TO_LUMA, CAMERA_FLAT = 0.7, 0.45
@@ -83,6 +84,11 @@ class Noise(NamedTuple):
     def coloured(self) -> bool:
         """Whether the finest noise is missing, as after demosaicing or denoising in a camera."""
         return self.found and self.luma.fine < 0.65 * self.luma.middle
+
+    @property
+    def unblurred(self) -> bool:
+        """Whether even the quietest blocks have middle frequencies that a wide blur would have removed, as noise has."""
+        return self.luma.middle > max(CAMERA_LUMA[0], UNBLURRED * self.luma.coarse)
 
     @property
     def covering(self) -> float:
