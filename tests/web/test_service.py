@@ -18,6 +18,7 @@ from PIL import Image, ImageFile, ImageFilter
 from skimage import data
 
 from ddc.cli import main
+from ddc.diagnosis.treatment import LEAST_ERROR
 from ddc.errors import UserError
 from ddc.images import Picture
 from ddc.notation import duration
@@ -325,6 +326,24 @@ def test_a_preview_shows_a_part(work: Service, tmp_path: Path, choices: Choices)
     flat = work.preview(upload, choices, (280, 20))
     assert flat is not None and flat[0].std() < 5
     assert work.preview(upload, Choices(kind="Holes")) is None
+
+
+def test_a_preview_is_made_as_the_whole_will_be(work: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).normal(0, 40, (300, 300, 3))
+    noise = (noise + np.roll(noise, 1, 0) + np.roll(noise, 1, 1) + np.roll(noise, (1, 1), (0, 1))) / 4  # coarse
+    upload = saved(tmp_path / "a.png", (data.chelsea()[:300, :300] + noise).clip(0, 255).astype(np.uint8))
+    used: list[object] = []
+
+    def run(picture: Picture, task: object, options: dict[str, object]) -> None:
+        used.append((task, options["solver"]))
+        raise UserError("that is all")
+
+    monkeypatch.setattr(work, "_run", run)
+    for quick in ("posterior", "one-pass"):
+        monkeypatch.setattr(Service, "quick", quick)
+        with pytest.raises(UserError, match="that is all"):
+            work.preview(upload, Choices())
+    assert used == [("denoise", LEAST_ERROR), ("denoise", "one-pass")]
 
 
 def test_a_good_picture_has_no_preview_of_what_is_not_done(work: Service, tmp_path: Path) -> None:

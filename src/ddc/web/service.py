@@ -284,10 +284,13 @@ class Service:
         options: Options = {"solver": self.quick, "names": [upload.name], "sigma": choices.options.get("sigma")}
         scale, shrink = choices.scale if choices.task.startswith("sr") else 1, 1.0
         if choices.task == "auto":
-            plan = plan_treatment(picture, strength=STRENGTHS[choices.strength])
+            told = self.quick == "posterior"
+            plan = plan_treatment(picture, told, STRENGTHS[choices.strength])
             if plan.task == NOTHING:
                 return None
             task, options["sigma"], shrink = plan.operator or plan.task, plan.sigma, plan.shrink
+            if told and plan.solver is not None:
+                options["solver"] = plan.solver
             picture = plan.prepared(picture)
             scale = Task.parse(plan.task).operator(picture.size).scale if shrink > 1 else 1
         else:
