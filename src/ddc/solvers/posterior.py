@@ -60,6 +60,10 @@ OWN = (
 )  # what a configuration says beside the U-Net's
 MIRRORED = ((-1,), (-2, -1), (-2,))  # axes along which the further copies are turned over
 MARGIN = 8  # pixels by which a noisy picture is continued, because the network leaves noise in its outermost ones
+AGAIN, LEAST_AGAIN = (
+    0.15,
+    0.04,
+)  # share of σ at which a mean is denoised again, and the least σ for which that is worth its time
 WIDE_HOLE = 24  # pixels: a hole with a square of this side inside is wide
 
 
@@ -83,6 +87,8 @@ class Posterior(Solver):
     """Whether y is made a picture with noise first, in eight evaluations; None does so if the operator mixes distant pixels."""
     rounds: int | None = None
     """Rounds in which the mean is fitted to y and denoised, one evaluation each; None is 3 or 6 for blurs by a kernel, else 0."""
+    again: bool | None = None
+    """Whether the mean is denoised once more, at 0.15 of the noise; None does so for noise alone from 0.04, at a realism of 0."""
     copies: int | None = None
     """Mirrored copies of the picture, 1, 2 or 4, over which the mean is averaged, one evaluation each; None is 1."""
     eta: float = 1.0
@@ -121,13 +127,15 @@ class Posterior(Solver):
                 raise UserError(f"{name} needs a linear operator; {problem.name} is not one. Leave it out")
         if unmix is None and size is not None:
             unmix = isinstance(operator, LinearOperator) and mixes(operator, blank(operator, size))
+        told = parts.get("conditions") is not None  # of a photograph, which is not what A alone makes
         if rounds is None:
-            told = parts.get("conditions") is not None  # of a photograph, which is not what A alone makes
             rounds = usual_rounds(problem.sigma, realism) if isinstance(operator, KernelBlur) and not told else 0
-        copies = 1 if self.copies is None else self.copies
-        return dataclasses.replace(
-            self, sampler=sampler, wide=wide, realism=realism, steps=steps, unmix=unmix, rounds=rounds, copies=copies
-        )
+        again, copies = self.again, 1 if self.copies is None else self.copies
+        if again is None:
+            noisy = bool((torch.as_tensor(problem.sigma) >= LEAST_AGAIN * INTERNAL_RANGE).all())
+            again = isinstance(operator, Denoise) and noisy and realism == 0 and not told
+        chosen = dataclasses.replace(self, sampler=sampler, wide=wide, realism=realism, steps=steps, unmix=unmix)
+        return dataclasses.replace(chosen, rounds=rounds, again=again, copies=copies)
 
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:
@@ -149,6 +157,9 @@ class Posterior(Solver):
             left_open = share_left_open(run.A, run.sigma, zero)
             # the guess of a blurred picture has waves beside edges, which a sharp estimate would keep
             known = ((known[0] + mean) / 2, known[1])
+        if chosen.again:
+            level = AGAIN * torch.as_tensor(run.sigma, device=mean.device).to(mean).view(-1, 1, 1, 1)
+            mean = chosen._white_denoiser(run, first=of_mean - copies)(mean, level)
         if count == of_mean:
             return mean
         if chosen.sampler == "sde":
@@ -204,7 +215,7 @@ class Posterior(Solver):
 
         noisy, level = as_noisy_picture(run.A, run.y, run.sigma, zero, self._white_denoiser(run))
         problem = Problem(Denoise(), level / INTERNAL_RANGE, run.problem.name)
-        denoiser = dataclasses.replace(self, unmix=False, rounds=0)
+        denoiser = dataclasses.replace(self, unmix=False, rounds=0, again=False)
         x = denoiser.solve(Run(noisy, problem, None, run.noise, show, run.size, posterior=run.parts["posterior"]))
         return run.A.keep_known(run.A.project(x, run.y, run.sigma), run.y, run.sigma)
 
@@ -238,7 +249,7 @@ class Posterior(Solver):
         return self.evaluations_of_mean() + self._evaluations_of_sampler() - 1
 
     def evaluations_of_mean(self) -> int:
-        return (self.copies or 1) * (1 + (EVALUATIONS if self.unmix else self.rounds or 0))
+        return (self.copies or 1) * (1 + (EVALUATIONS if self.unmix else (self.rounds or 0) + bool(self.again)))
 
     def _evaluations_of_sampler(self) -> int:
         realism = 1.0 if self.realism is None else self.realism
