@@ -29,14 +29,10 @@ WEAK_LUMA, SURELY_GAUSSIAN, EVEN_IF_WEAK = 0.02, 3.3, 1.7  # weaker noise needs 
 AGED = 1.4  # by which the noise of an old print may be less even: scratches and dust lie on it
 # of noise in colour: the middle band shows it, and the coarse one alone if JPEG has halved the colour planes
 EVEN_IF_COLOURED = 1.65  # the most growth of the finest luma
-GAUSSIAN, GAUSSIAN_IF_COLOURED = (
-    4.25,
-    5.2,
-)  # most kurtosis of the middle luma in quiet blocks: noise has 3, texture more
-COVERING = (
-    0.03,
-    0.7,
-)  # σ of white noise that covers coarse noise: a share of its middle band's, and more of weak noise
+# most kurtosis of the middle luma in quiet blocks, of noise in luma and in colour: noise has 3, texture more
+GAUSSIAN, GAUSSIAN_IF_COLOURED = 4.25, 5.2
+# σ of white noise that covers coarse noise: a constant, and the share of the middle band's σ that is added
+COVERING = (0.03, 0.7)
 COMPRESSED = 90  # JPEG quality below which the colour's middle band is gone
 
 

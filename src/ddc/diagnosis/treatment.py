@@ -53,9 +53,8 @@ NOISE_OF_SHAKEN = 0.02  # σ that covers the errors of an estimated kernel
 # Shares of the restoration in the result at two JPEG qualities. The picture's coefficients and the restoration's were
 # rounded to the same values, and so are those of their mean, which has less error than both.
 JPEG_SHARES = ((10, 30), (0.8, 0.6))
-LEAST_ERROR = (
-    "posterior:realism=0:copies=2"  # where sharper estimates only add grain, and time is left for a second copy
-)
+# for weak damage and coarse noise, where sharper estimates only add grain; two copies take no more time than these
+LEAST_ERROR = "posterior:realism=0:copies=2"
 # for blurs, whose shape and width are estimates: sharper pictures, or ones that are fitted to y in rounds, get waves; and for
 # enlarged JPEG files, from whose marks sharper pictures make detail
 CALM = "posterior:realism=0.25:rounds=0"

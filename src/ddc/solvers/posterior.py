@@ -13,11 +13,11 @@ picture (`patches`), chosen by the mean, and is averaged with them.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -60,10 +60,8 @@ OWN = (
 )  # what a configuration says beside the U-Net's
 MIRRORED = ((-1,), (-2, -1), (-2,))  # axes along which the further copies are turned over
 MARGIN = 8  # pixels by which a noisy picture is continued, because the network leaves noise in its outermost ones
-AGAIN, LEAST_AGAIN = (
-    0.15,
-    0.04,
-)  # share of σ at which a mean is denoised again, and the least σ for which that is worth its time
+# share of σ at which a mean is denoised again, and the least σ for which that is worth its time
+AGAIN, LEAST_AGAIN = 0.15, 0.04
 WIDE_HOLE = 24  # pixels: a hole with a square of this side inside is wide
 
 
@@ -143,7 +141,7 @@ class Posterior(Solver):
         copies = chosen.copies or 1
         if chosen.unmix:
             return chosen._unmix(run)
-        denoise = functools.partial(network, (run.A, run.y, run.sigma), conditions=run.parts.get("conditions"))
+        denoise = partial(network, (run.A, run.y, run.sigma), conditions=run.parts.get("conditions"))
         zero = torch.zeros(run.shape, device=run.y.device, dtype=run.y.dtype)
         mean, known = denoise(zero, zero.new_full((1, 1, 1, 1), math.pi / 2), copies=copies)  # E[x0 | y]
         count, of_mean = chosen.evaluations(), chosen.evaluations_of_mean()
