@@ -30,7 +30,7 @@ for part in "$@"; do
   thousand) $ddc evaluate $way $vgg16 --images "$IMAGES" --batch-size 50 --keep 0 $nine $both --out "$out/thousand" ;;
   faces) $ddc evaluate $way $vgg16 --images "$FACES" --batch-size 50 --keep 0 $nine $both --out "$out/faces" ;;
   solvers) $ddc evaluate $way --images "$VALIDATION" --limit 50 --batch-size 50 --keep 2 $nine --model "$default:name=default" \
-    --solver ddc,ddnm,ddrm,pigdm,reddiff,pnp-admm,cddb,i2sb,i2sb:steps=1,i2sb:steps=5,dds,diffpir,pinv --out "$out/solvers" ;;
+    --solver ddc,posterior,posterior:realism=0,ddnm,ddrm,pigdm,reddiff,pnp-admm,cddb,i2sb,i2sb:steps=1,i2sb:steps=5,dds,diffpir,pinv --out "$out/solvers" ;;
   slow) $ddc evaluate $way --images "$VALIDATION" --limit 50 --batch-size 50 --keep 2 $nine --model "$default:name=default" \
     --solver dps,mcg --out "$out/slow" ;;
   tables)
