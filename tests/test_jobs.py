@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from skimage import data
 
 import ddc
-from ddc.diagnosis.treatment import Treatment
+from ddc.diagnosis.treatment import Conditions, Treatment
 from ddc.errors import UserError
 from ddc.images import ROUNDING_8_BIT, Picture
 from ddc.jobs import Job, Options, Request
+from ddc.jpegfile import jpeg_noise
 from ddc.operators import JPEG, Bicubic, Colorize, Denoise, GaussianBlur, Inpaint
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import Problem, Task
@@ -245,3 +247,27 @@ def test_a_plan_may_choose_the_solver_if_none_is_named() -> None:
 def test_scratches_belong_to_auto() -> None:
     with pytest.raises(UserError, match="scratches are found by the task auto"):
         Request("sr4", scratches=True)
+
+
+def test_a_posterior_network_is_told_of_a_jpeg_file_that_is_enlarged(tmp_path: Path) -> None:
+    """It was trained on such files. Other networks are told of stronger noise instead."""
+    paths = [tmp_path / name for name in ("a.jpg", "b.jpg", "fine.jpg")]
+    for path, quality in zip(paths, (40, 40, 98), strict=True):
+        Image.fromarray(data.astronaut()[:64, :64]).save(path, quality=quality)
+    rough, same, fine = (Picture.read(path) for path in paths)
+    posterior, plain = Request("sr4", solver="posterior"), Request("sr4", solver="ddc")
+    told, untold = posterior.problem(rough), plain.problem(rough)
+    error = jpeg_noise(rough)
+    assert error > 0.01 and told.sigma_y == pytest.approx(error) and untold.sigma_y == pytest.approx(2 * error)
+    assert posterior.problem(fine).sigma_y == pytest.approx(1.2 * jpeg_noise(fine))
+    assert posterior.conditions(rough, told.operator, None) == Conditions(quality=40)
+    assert posterior.conditions(fine, told.operator, None) == Conditions()
+    assert plain.conditions(rough, told.operator, None) is None
+    assert posterior.conditions(PHOTO, told.operator, None) is None
+    assert Request("denoise", solver="posterior").conditions(rough, Denoise(), None) is None
+    jobs = [
+        posterior.jobs(picture, told, i, DDC(), {"conditions": found.tensor(torch.device("cpu"))})[0]
+        for i, picture in enumerate((rough, same, fine))
+        if (found := posterior.conditions(picture, told.operator, None)) is not None
+    ]
+    assert jobs[0].fits(jobs[1]) and not jobs[0].fits(jobs[2])  # only equal conditions share a batch

@@ -36,6 +36,8 @@ FINE_JPEG = 90  # JPEG quality from which on a file hardly differs from its orig
 COARSE_JPEG = 85  # JPEG quality below which compression artefacts are worth removing
 # Pixels by which a Gaussian blur looks wider after JPEG of these qualities: medians of 14 photographs, blurs of 0.8 to 2 pixels
 WIDENED = ((60, 75, 90, 95), (0.25, 0.2, 0.1, 0.0))
+# Times the error of JPEG that a network is given beside the quality: what is best for 20 validation photographs, sr2 and sr4
+TOLD = ((75, 90), (1.0, 1.2))
 LEAST_TO_TELL = 48  # pixels of the shorter side, below which a picture does not tell what blurred it, or cannot have
 COARSEST_TO_DEBLUR = 60  # JPEG quality below which deblurring would amplify the artefacts too much
 NOISES = np.append(0, np.geomspace(0.005, 0.3, 20))  # σ in [0, 1] units, for which compression is simulated
@@ -290,10 +292,12 @@ def passed_power(radius: float, length: float, angle: float, rings: int, sectors
     return passed_by(disc_kernel(radius) if radius else motion_kernel(length, angle), rings, sectors)
 
 
-def with_jpeg_noise(picture: Picture, sigma_y: float) -> float:
+def with_jpeg_noise(picture: Picture, sigma_y: float, told: int | None = None) -> float:
     """Returns the noise to assume if undoing a blur or a loss of size would amplify the errors of JPEG. They gather
-    around edges, which is worse than the even noise of training: twice their size gives the best pictures."""
-    return max(sigma_y, 2 * jpeg_noise(picture))
+    around edges, which is worse than the even noise of training: twice their size gives the best pictures. A network that is
+    `told` the quality needs less."""
+    noise = jpeg_noise(picture)
+    return max(sigma_y, 2 * noise) if told is None else math.hypot(sigma_y, float(np.interp(told, *TOLD)) * noise)
 
 
 def jpeg_task(picture: Picture) -> str:

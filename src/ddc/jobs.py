@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ddc import estimates
-from ddc.diagnosis.treatment import NOTHING, Treatment, plan_treatment, with_marks_filled
+from ddc.diagnosis.treatment import NOTHING, Conditions, Treatment, plan_treatment, told_by_file, with_marks_filled
 from ddc.errors import UserError
 from ddc.images import ROUNDING_8_BIT, Picture, to_internal
 from ddc.operators.base import LinearOperator, Operator, Size
@@ -192,13 +192,19 @@ class Request:
             operator, name = self._operator(task, picture), task.name
         told = plan is not None and plan.conditions is not None
         if picture.is_jpeg and not told and (operator.scale > 1 or isinstance(operator, Blur)):
-            sigma_y = estimates.with_jpeg_noise(picture, sigma_y)
+            known = self.conditions(picture, operator, plan)
+            sigma_y = estimates.with_jpeg_noise(picture, sigma_y, known.quality if known else None)
         problem = Problem(operator, sigma_y, name)
         self.method.check(problem)
         estimates.warn_of_range(picture)
         if isinstance(operator, Blur) and not told:
             estimates.warn_of_misfit(picture, problem)
         return problem
+
+    def conditions(self, picture: Picture, operator: Operator, plan: Treatment | None) -> Conditions | None:
+        """What a posterior network is told beside A and σ: by the plan, or by a JPEG file that is enlarged."""
+        enlarged = "posterior" in self.method.needs and operator.scale > 1
+        return plan.conditions if plan else told_by_file(picture) if enlarged else None
 
     def _detected(self, plan: Treatment | None) -> tuple[str | Task | Operator, float | Literal["auto"]]:
         """The task and the noise of one picture, where they are left to it."""

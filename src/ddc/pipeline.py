@@ -233,8 +233,8 @@ class RestorationPipeline:
                 problem, solver = request.problem(measured, plan), request.solver_of(plan)
                 self.check_training(solver, problem, measured.pixels.shape[:2])
             parts = self.parts(solver, problem)
-            if plan is not None and plan.conditions is not None:
-                parts = parts | {"conditions": plan.conditions.tensor(self.device)}
+            if (told := request.conditions(measured, problem.operator, plan)) is not None:
+                parts = parts | {"conditions": told.tensor(self.device)}
             jobs += request.jobs(measured, problem, index, solver, parts)
         return plans, jobs
 

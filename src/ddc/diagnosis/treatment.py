@@ -4,6 +4,7 @@ result is better."""
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from ddc.diagnosis.grain import Noise
 from ddc.diagnosis.planes import luma_chroma
 from ddc.estimates import COARSEST_TO_DEBLUR, is_possible
 from ddc.images import Picture, quantise, to_internal, unit_float
+from ddc.jpegfile import jpeg_settings
 from ddc.operators.base import LinearOperator, Operator
 from ddc.operators.blur import KernelBlur
 from ddc.operators.inpaint import Inpaint
@@ -83,8 +85,13 @@ class Conditions:
         return 0.0, float(self.blind), (100 - self.quality) / 100, *self.colour
 
     def tensor(self, device: torch.device) -> Tensor:
-        """Returns the numbers, (1, 9)."""
-        return torch.tensor([self.numbers()], device=device)
+        """Returns the numbers, (1, 9): the same tensor for equal conditions, so that such pictures can share a batch."""
+        return _as_tensor(self, device)
+
+
+@lru_cache(maxsize=256)
+def _as_tensor(conditions: Conditions, device: torch.device) -> Tensor:
+    return torch.tensor([conditions.numbers()], device=device)
 
 
 @dataclass(frozen=True)
@@ -237,6 +244,14 @@ def composition(found: Findings, strength: float = 1.0) -> Treatment | None:
     told = dataclasses.replace(told, colour=colour if found.noise.coloured else told.colour)
     sigma = min(strength * math.hypot(rms, error), STRONGEST)
     return Treatment("denoise", sigma, conditions=told, solver=LEAST_ERROR)
+
+
+def told_by_file(picture: Picture) -> Conditions | None:
+    """Returns what a JPEG file says of its compression; None for other files."""
+    settings = jpeg_settings(picture.file) if picture.is_jpeg else None
+    if settings is None:
+        return None
+    return Conditions(quality=100 if settings.quality >= FINEST_JPEG else settings.quality)
 
 
 def _enlarging(factor: float) -> str:
