@@ -249,7 +249,7 @@ def test_scratches_belong_to_auto() -> None:
         Request("sr4", scratches=True)
 
 
-def test_a_posterior_network_is_told_of_a_jpeg_file_that_is_enlarged(tmp_path: Path) -> None:
+def test_a_posterior_network_is_told_of_a_jpeg_file(tmp_path: Path) -> None:
     """It was trained on such files. Other networks are told of stronger noise instead."""
     paths = [tmp_path / name for name in ("a.jpg", "b.jpg", "fine.jpg")]
     for path, quality in zip(paths, (40, 40, 98), strict=True):
@@ -264,7 +264,11 @@ def test_a_posterior_network_is_told_of_a_jpeg_file_that_is_enlarged(tmp_path: P
     assert posterior.conditions(fine, told.operator, None) == Conditions()
     assert plain.conditions(rough, told.operator, None) is None
     assert posterior.conditions(PHOTO, told.operator, None) is None
-    assert Request("denoise", solver="posterior").conditions(rough, Denoise(), None) is None
+    grain = Request("denoise", solver="posterior")
+    assert grain.conditions(rough, Denoise(), None) == Conditions(quality=40)
+    assert grain.problem(rough).sigma_y >= error  # an estimate of the noise leaves out what JPEG added
+    assert Request("denoise", sigma=0.01, solver="posterior").problem(rough).sigma_y == 0.01
+    assert Request("gauss", solver="posterior").conditions(rough, GaussianBlur(2.0), None) is None
     jobs = [
         posterior.jobs(picture, told, i, DDC(), {"conditions": found.tensor(torch.device("cpu"))})[0]
         for i, picture in enumerate((rough, same, fine))

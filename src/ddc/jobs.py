@@ -190,9 +190,9 @@ class Request:
         else:
             task = Task.parse(task)
             operator, name = self._operator(task, picture), task.name
-        told = plan is not None and plan.conditions is not None
-        if picture.is_jpeg and not told and (operator.scale > 1 or isinstance(operator, Blur)):
-            known = self.conditions(picture, operator, plan)
+        known, told = self.conditions(picture, operator, plan), plan is not None and plan.conditions is not None
+        counts = operator.scale > 1 or isinstance(operator, Blur) or (known is not None and sigma == "auto")
+        if picture.is_jpeg and counts and not told:
             sigma_y = estimates.with_jpeg_noise(picture, sigma_y, known.quality if known else None)
         problem = Problem(operator, sigma_y, name)
         self.method.check(problem)
@@ -202,9 +202,10 @@ class Request:
         return problem
 
     def conditions(self, picture: Picture, operator: Operator, plan: Treatment | None) -> Conditions | None:
-        """What a posterior network is told beside A and σ: by the plan, or by a JPEG file that is enlarged."""
-        enlarged = "posterior" in self.method.needs and operator.scale > 1
-        return plan.conditions if plan else told_by_file(picture) if enlarged else None
+        """What a posterior network is told beside A and σ: by the plan, or by a JPEG file."""
+        if plan is None and "posterior" in self.method.needs:
+            return told_by_file(picture, operator)
+        return plan.conditions if plan else None
 
     def _detected(self, plan: Treatment | None) -> tuple[str | Task | Operator, float | Literal["auto"]]:
         """The task and the noise of one picture, where they are left to it."""
@@ -289,12 +290,9 @@ class Job:
             and self.problem.operator.key == other.problem.operator.key
             and self.continues == other.continues
             and self.parts.get("conditions") is other.parts.get("conditions")
-            and self._settled() == other._settled()
+            # the noise may decide how many evaluations are worth their time
+            and self.solver.settled(self.problem, self.parts) == other.solver.settled(other.problem, other.parts)
         )
-
-    def _settled(self) -> Solver:
-        """The solver with what it leaves to the problem: the noise may decide how many evaluations are worth their time."""
-        return self.solver.settled(self.problem, self.parts)
 
     def measurement(self, window: Window) -> Tensor:
         """The part of y that belongs to a window of the restored picture, in [-1, 1]."""

@@ -24,7 +24,7 @@ from ddc.images import Picture, quantise, to_internal, unit_float
 from ddc.jpegfile import jpeg_settings
 from ddc.operators.base import LinearOperator, Operator
 from ddc.operators.blur import KernelBlur
-from ddc.operators.inpaint import Inpaint
+from ddc.operators.inpaint import Denoise, Inpaint
 from ddc.problems import Problem, Task
 
 NOTHING = "nothing"  # the task of a picture that is returned as it is
@@ -246,10 +246,10 @@ def composition(found: Findings, strength: float = 1.0) -> Treatment | None:
     return Treatment("denoise", sigma, conditions=told, solver=LEAST_ERROR)
 
 
-def told_by_file(picture: Picture) -> Conditions | None:
-    """Returns what a JPEG file says of its compression; None for other files."""
+def told_by_file(picture: Picture, operator: Operator) -> Conditions | None:
+    """Returns what a JPEG file says of its compression, if it is to be enlarged or denoised; None for other files."""
     settings = jpeg_settings(picture.file) if picture.is_jpeg else None
-    if settings is None:
+    if settings is None or not (operator.scale > 1 or isinstance(operator, Denoise)):
         return None
     return Conditions(quality=100 if settings.quality >= FINEST_JPEG else settings.quality)
 
