@@ -29,6 +29,8 @@ BLOCK = 16  # side in pixels of the blocks whose noise is compared
 QUIET_SHARE = 0.1  # share of the blocks, those of least detail, that are taken to show only noise
 QUIET_LEVEL = 0.871  # the estimate in these blocks for white noise of standard deviation 1, by simulation
 FAINT = 0.0025  # σ in [0, 1] units; below it, a JPEG file tells nothing about the noise before compression
+ENOUGH = 512  # pixels around the middle that tell the noise of a picture
+NOTICEABLE_IF_ENLARGED = 0.03  # σ in [0, 1] units
 NOTICEABLE = 0.02  # σ in [0, 1] units; weaker noise may be the picture's own detail
 SHARP = 0.7  # pixels of blur; estimates for sharp photographs are at most 0.5, and 0.7 for JPEG files
 BLURRED = 0.9  # pixels of blur; less may come from the lens or from sharpening
@@ -57,6 +59,20 @@ def estimate_sigma(picture: Picture) -> float:
     return noise_of(detail_of(picture), jpeg_settings(picture.file), 1 if picture.grey else 3)
 
 
+def noise_of_small(middle: Array, settings: JPEGSettings | None, name: Any) -> float:
+    """Returns the noise of a file that is to be enlarged, of which false detail would be made, from the middle of the picture;
+    0 if it is not noticeable. Of 173 photographs without noise, reduced to a half or a quarter, 1 and 3 % are taken for
+    noisy; with noise of 0.04, all."""
+    try:
+        sigma = noise_of(detail_level(middle), settings, middle.shape[2])
+    except UserError:  # too few pixels are known
+        return 0.0
+    if sigma < NOTICEABLE_IF_ENLARGED:
+        return 0.0
+    logger.warning("%s has noise of about %.2f, which is removed as well; --sigma 0 keeps it", name, sigma)
+    return sigma
+
+
 def noise_of(level: float, settings: JPEGSettings | None, channels: int) -> float:
     """Returns the noise that has left this level of detail in a file."""
     if settings is None or level < FAINT:
@@ -66,9 +82,9 @@ def noise_of(level: float, settings: JPEGSettings | None, channels: int) -> floa
 
 def detail_of(picture: Picture) -> float:
     """Returns the standard deviation of white noise with as much detail as the picture."""
-    rows, columns = (slice(max(0, side // 2 - 512), side // 2 + 513) for side in picture.size)  # the middle is enough
-    pixels = unit_float(picture.pixels[rows, columns, : 1 if picture.grey else 3])
-    return detail_level(pixels, None if picture.mask is None else picture.mask[0].numpy()[rows, columns] > 0)
+    rows, columns = (slice(max(0, side // 2 - ENOUGH), side // 2 + ENOUGH + 1) for side in picture.size)
+    known = None if picture.mask is None else picture.mask[0].numpy()[rows, columns] > 0
+    return detail_level(picture.middle(ENOUGH), known)
 
 
 def detail_level(pixels: np.ndarray[Any, Any], known: np.ndarray[Any, Any] | None = None) -> float:

@@ -148,6 +148,11 @@ class Picture:
         part = self.pixels[top : top + height, left : left + width]
         return torch.from_numpy(unit_float(part).transpose(2, 0, 1).copy())
 
+    def middle(self, reach: int) -> Pixels:
+        """The pixels at most `reach` from the middle row and column, (h, w, c), float32 in [0, 1]; c is 1 if it is grey."""
+        rows, columns = (slice(max(0, side // 2 - reach), side // 2 + reach + 1) for side in self.size)
+        return unit_float(self.pixels[rows, columns, : 1 if self.grey else 3])
+
     @property
     def mask(self) -> Tensor | None:
         """Alpha as a map of observed pixels, (1, H, W), which is 1 where alpha is at least a half."""

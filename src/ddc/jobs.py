@@ -16,6 +16,7 @@ from ddc import estimates
 from ddc.diagnosis.treatment import NOTHING, Conditions, Treatment, plan_treatment, told_by_file, with_marks_filled
 from ddc.errors import UserError
 from ddc.images import ROUNDING_8_BIT, Picture, to_internal
+from ddc.jpegfile import jpeg_settings
 from ddc.operators.base import LinearOperator, Operator, Size
 from ddc.operators.blur import Blur
 from ddc.operators.colorize import GREY, Colorize
@@ -41,6 +42,7 @@ logger = logging.getLogger("ddc")
 SHARE_OF_ATTENTION = 0.28 / 512**2  # of a posterior network's time, for each pixel of a tile, as measured
 ESTIMATE_NOISE = ("denoise", "deblur")  # tasks for which the noise is estimated if it is not given
 
+AS_MASK = "in Python as mask=, on the command line as --mask (white is known, black a hole)"
 Sigma = float | Literal["auto"] | None
 Strength = Literal["low", "medium", "high"]
 STRENGTHS = {"low": 0.6, "medium": 1.0, "high": 1.6}  # factors of a noise level that is estimated
@@ -79,8 +81,8 @@ class Request:
     """A name (see `ddc.problems.TASKS`), "jpeg" for the quality that a file states, "deblur" for a blur that is
     estimated from the picture, "auto" for whatever the picture shows, or an operator."""
     sigma: Sigma = None
-    """The noise of the pictures in [0, 1] units, or "auto" to estimate it from each. None estimates it for the tasks
-    denoise, deblur and auto, and is 0 for the others."""
+    """The noise of the pictures in [0, 1] units, or "auto" to estimate it from each. None estimates it for the tasks denoise,
+    deblur and auto, and where a noisy file is enlarged; it is 0 for the others."""
     strength: Strength = "medium"
     """How much to change: less or more noise is assumed than was estimated."""
     solver: str | Solver | None = None
@@ -190,6 +192,10 @@ class Request:
         else:
             task = Task.parse(task)
             operator, name = self._operator(task, picture), task.name
+        if self.sigma is None and plan is None and operator.scale > 1 and picture.file is not None:
+            settings = jpeg_settings(picture.file) if picture.is_jpeg else None
+            noise = estimates.noise_of_small(picture.middle(estimates.ENOUGH), settings, picture.path)
+            sigma_y = noise * STRENGTHS[self.strength]
         known, told = self.conditions(picture, operator, plan), plan is not None and plan.conditions is not None
         counts = operator.scale > 1 or isinstance(operator, Blur) or (known is not None and sigma == "auto")
         if picture.is_jpeg and counts and not told:
@@ -229,14 +235,10 @@ class Request:
             return self.mask  # type: ignore[return-value]
         name, mask = picture.path or "the picture", picture.mask
         if mask is None:
-            raise UserError(
-                f"{name} has no transparency and no mask was given; give one, in Python as mask=, on the command line as "
-                "--mask (white is known, black a hole)"
-            )
+            raise UserError(f"{name} has no transparency and no mask was given; give one, {AS_MASK}")
         if bool(mask.all()):
             raise UserError(
-                f"{name} has no transparent pixel, so there is no hole to fill; make the holes transparent, or give a "
-                "mask, in Python as mask=, on the command line as --mask (white is known, black a hole)"
+                f"{name} has no transparent pixel, so there is no hole to fill; make the holes transparent, or give a mask, {AS_MASK}"
             )
         return mask
 

@@ -281,9 +281,17 @@ def test_sigma_auto(restore: Callable[..., int], tmp_path: Path, capsys: pytest.
     assert restore(tmp_path / "a.png", "-o", tmp_path / "out", "--task", "denoise", "--sigma", "auto", "--json") == 0
     estimated = json.loads(capsys.readouterr().out)["sigma"]
     assert estimated == pytest.approx(0.1, abs=0.01)
-    for task, expected in (("denoise", estimated), ("sr2", 0.0)):  # where sigma is left out
-        assert restore(tmp_path / "a.png", "-o", tmp_path / task, "--task", task, "--json") == 0
-        assert json.loads(capsys.readouterr().out)["sigma"] == expected
+    Picture(0.5 + 0.2 * noise).write(tmp_path / "b.png")
+    expected = [("a", "denoise", estimated), ("a", "sr2", estimated), ("b", "sr2", 0.0), ("a", "gauss", 0.0)]
+    for name, task, sigma in expected:  # where sigma is left out
+        assert restore(tmp_path / f"{name}.png", "-o", tmp_path / name / task, "--task", task, "--json") == 0
+        told = capsys.readouterr()
+        assert json.loads(told.out)["sigma"] == pytest.approx(sigma, abs=1e-6)
+        assert ("a.png has noise of about 0.11, which is removed as well; --sigma 0" in told.out) == (
+            (name, task) == ("a", "sr2")
+        )
+    assert restore(tmp_path / "a.png", "-o", tmp_path / "kept", "--task", "sr2", "--sigma", "0", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["sigma"] == 0
 
 
 OPERATOR = """
