@@ -82,7 +82,7 @@ class Request:
     estimated from the picture, "auto" for whatever the picture shows, or an operator."""
     sigma: Sigma = None
     """The noise of the pictures in [0, 1] units, or "auto" to estimate it from each. None estimates it for the tasks denoise,
-    deblur and auto, and where a noisy file is enlarged; it is 0 for the others."""
+    deblur and auto, and where a noisy file is enlarged or deblurred; it is 0 for the others."""
     strength: Strength = "medium"
     """How much to change: less or more noise is assumed than was estimated."""
     solver: str | Solver | None = None
@@ -192,13 +192,13 @@ class Request:
         else:
             task = Task.parse(task)
             operator, name = self._operator(task, picture), task.name
-        if self.sigma is None and plan is None and operator.scale > 1 and picture.file is not None:
+        amplifies = operator.scale > 1 or isinstance(operator, Blur)
+        if self.sigma is None and sigma != "auto" and plan is None and amplifies and picture.file is not None:
             settings = jpeg_settings(picture.file) if picture.is_jpeg else None
-            noise = estimates.noise_of_small(picture.middle(estimates.ENOUGH), settings, picture.path)
-            sigma_y = noise * STRENGTHS[self.strength]
+            noise = picture.middle(estimates.ENOUGH), settings, operator.scale > 1, picture.path
+            sigma_y = estimates.noticeable_noise(*noise) * STRENGTHS[self.strength]
         known, told = self.conditions(picture, operator, plan), plan is not None and plan.conditions is not None
-        counts = operator.scale > 1 or isinstance(operator, Blur) or (known is not None and sigma == "auto")
-        if picture.is_jpeg and counts and not told:
+        if picture.is_jpeg and not told and (amplifies or (known is not None and sigma == "auto")):
             sigma_y = estimates.with_jpeg_noise(picture, sigma_y, known.quality if known else None)
         problem = Problem(operator, sigma_y, name)
         self.method.check(problem)

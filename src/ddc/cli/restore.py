@@ -53,7 +53,7 @@ class Restore(RayOptions, FileOptions):
     """A data-consistency network outside the model folder."""
     sigma: Annotated[float | Literal["auto"] | None, shown("NUMBER|auto")] = None
     """The standard deviation of the noise, for pixels in [0, 1], as in 0.05; auto estimates it. By default it is auto
-    for the tasks denoise, deblur and auto, and for noisy files that are enlarged; it is 0 for the others."""
+    for the tasks denoise, deblur and auto, and for noisy files that are enlarged or deblurred; it is 0 for the others."""
     strength: Literal["low", "medium", "high"] = "medium"
     """How much to change where the noise is estimated: low keeps more of the picture, high removes more."""
     mask: Annotated[Path | None, shown("FILE")] = None
