@@ -207,8 +207,8 @@ def test_notes_are_shown_beside_the_result(page: Any) -> None:
     visitor = Visitor(page)
     visitor.give("<b>cup.png", png(side=100))
     summary = visitor.restore(Choices(kind="Blur", blur=4, steps=1))["output"]["data"][1]
-    first, note = summary.split("\n\n")
-    assert "100 × 100 pixels in" in first
+    first, noise, note = summary.split("\n\n")
+    assert "100 × 100 pixels in" in first and "cup.png has noise of about 0.0067, which is removed as well" in noise
     assert note.startswith("⚠ ") and "cup.png is sharper or noisier than gauss4" in note
     assert "<" not in note and "/" not in note and note.endswith("or a larger sigma.")
 

@@ -97,7 +97,7 @@ def test_noise_is_estimated_and_suggested(tmp_path: Path) -> None:
     _, seen = look_at(saved(tmp_path / "a.png", noisy.clip(0, 255).astype(np.uint8)))
     assert seen.kind == "Find out" and seen.sigma == pytest.approx(0.1, rel=0.25)
     _, clean = look_at(saved(tmp_path / "b.png", data.coffee()[100:220, 200:320]))
-    assert clean.kind == "Low resolution" and clean.sigma == 0 and clean.options["sigma"] == 0
+    assert clean.kind == "Low resolution" and clean.sigma == 0 and "sigma" not in clean.options
 
 
 def test_blur_is_estimated_and_suggested(tmp_path: Path) -> None:
@@ -278,6 +278,10 @@ def test_strength_stands_for_sigma() -> None:
     assert estimated.endswith("--task denoise --strength low")
     assert command_line("a.png", Choices(sigma=0.1), mask=False) == "ddc restore a.png -o a_restored.png --task auto"
     assert "--strength" not in command_line("a.png", Choices(kind="Low resolution", strength="high"), mask=False)
+    blur = Choices(kind="Blur", blur=2, strength="high", solver="posterior", steps=20)
+    assert command_line("a.png", blur, mask=False).endswith("--task gauss2 --strength high")
+    holes = Choices(kind="Holes", solver="posterior", steps=20)
+    assert holes.options["sigma"] == 0 and "--sigma" not in command_line("a.png", holes, mask=True)
 
 
 def test_the_model_chooses_its_realism_until_somebody_does() -> None:

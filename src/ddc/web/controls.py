@@ -25,7 +25,9 @@ KINDS = AUTO, SUPER_RESOLUTION, BLUR, NOISE, JPEG, HOLES, REMOVE = (
 PAINTED = (HOLES, REMOVE)  # for which the brush is shown
 SHAPES = SOFT, DISC, LINE = "Soft", "Out of focus", "The camera moved"  # a Gaussian, a disc, a line
 WIDTH = "Width, radius or length"
-DEVIATION = "Standard deviation, where black is 0 and white is 1. The strength multiplies it; 0 for Noise estimates it"
+DEVIATION = (
+    "Standard deviation, where black is 0 and white is 1. The strength multiplies it; 0 estimates it where it matters"
+)
 GENTLE = "Low keeps more of the picture, high removes more"
 LARGEST_SEED = 2**31
 REALISM = (
@@ -160,8 +162,10 @@ class Choices:
         if self.solver == Posterior.name and self.realism != Choices.realism:
             names.append("realism")
         names += ["doubt"] if self.doubt else []
-        if self.kind == AUTO or (self.kind == NOISE and not self.sigma):  # the noise is estimated
-            names.append("strength")
+        if self.kind == AUTO or (
+            self.kind in (NOISE, BLUR, SUPER_RESOLUTION) and not self.sigma
+        ):  # the noise is estimated
+            names += ["strength"] if _has_strength(self) else []
             return {name: getattr(self, name) for name in names}  # type: ignore[return-value]
         sigma = round(self.sigma * (STRENGTHS[self.strength] if _has_strength(self) else 1), 4)
         return {"sigma": sigma, **{name: getattr(self, name) for name in names}}  # type: ignore[typeddict-item]

@@ -12,6 +12,7 @@ from torch import Tensor
 from ddc.images import Picture, quantise
 from ddc.jobs import Options
 from ddc.pipeline import default_solver
+from ddc.problems import DETECTED, Task
 from ddc.solvers.base import make_solver
 from ddc.web.controls import Choices, Trial
 
@@ -100,8 +101,8 @@ def trial_commands(trial: Trial, results: list[str]) -> str:
 
 def _stated(task: str, options: Options, mask: bool = False) -> dict[str, Any]:
     """The task and the options that differ from their defaults."""
-    # without --sigma, `ddc restore` estimates the noise of the task denoise
-    sigma = None if task == "denoise" else 0.0
+    # without --sigma, `ddc restore` estimates the noise of other tasks than these, at least where it is noticeable
+    sigma = 0.0 if task in DETECTED or Task.parse(task).family in ("inpaint", "jpeg") else None
     usual = default_solver(None)
     steps = make_solver(options.get("solver", usual)).steps
     defaults = {"sigma": sigma, "solver": usual, "steps": steps, "seed": 0, "samples": 1, "strength": "medium"}
