@@ -162,9 +162,8 @@ class Choices:
         if self.solver == Posterior.name and self.realism != Choices.realism:
             names.append("realism")
         names += ["doubt"] if self.doubt else []
-        if self.kind == AUTO or (
-            self.kind in (NOISE, BLUR, SUPER_RESOLUTION) and not self.sigma
-        ):  # the noise is estimated
+        estimated = self.kind in (NOISE, BLUR, SUPER_RESOLUTION) and not self.sigma
+        if self.kind == AUTO or estimated:
             names += ["strength"] if _has_strength(self) else []
             return {name: getattr(self, name) for name in names}  # type: ignore[return-value]
         sigma = round(self.sigma * (STRENGTHS[self.strength] if _has_strength(self) else 1), 4)
