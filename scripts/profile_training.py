@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import ddc.training.loop as loop
 from ddc.cli import main
-from ddc.evaluation.speed import kind_of_kernel
+from ddc.evaluation.speed import kinds_in
 
 WARM, TIMED, PARTED, PROFILED = 40, 10, 10, 2
 steps = 0
@@ -77,13 +77,8 @@ def print_parts(whole: float) -> None:
 def print_profile() -> None:
     table = profiler.key_averages()
     if torch.cuda.is_available():
-        kinds: dict[str, float] = {}
-        for event in table:
-            kind = kind_of_kernel(event.key)
-            if event.device_type == torch.autograd.DeviceType.CUDA:
-                kinds[kind] = kinds.get(kind, 0.0) + event.self_device_time_total / 1e3 / PROFILED
-        for kind, milliseconds in sorted(kinds.items(), key=lambda k: -k[1]):
-            print(f"{kind:40} {milliseconds:8.2f} ms")
+        for kind, seconds in kinds_in(table).items():
+            print(f"{kind:40} {1e3 * seconds / PROFILED:8.2f} ms")
         print(table.table(sort_by="self_cuda_time_total", row_limit=30, max_name_column_width=60))
     print(table.table(sort_by="self_cpu_time_total", row_limit=30, max_name_column_width=60))
 

@@ -275,3 +275,13 @@ def test_a_posterior_network_is_told_of_a_jpeg_file(tmp_path: Path) -> None:
         if (found := posterior.conditions(picture, told.operator, None)) is not None
     ]
     assert jobs[0].fits(jobs[1]) and not jobs[0].fits(jobs[2])  # only equal conditions share a batch
+
+
+def test_noise_that_is_transparent_does_not_count(tmp_path: Path) -> None:
+    pixels = np.full((96, 96, 4), (120, 130, 140, 255), np.uint8)
+    pixels[:, :80, :3] += np.random.default_rng(0).integers(0, 60, (96, 80, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "noisy.png")
+    pixels[:, :80, 3] = 0
+    Image.fromarray(pixels).save(tmp_path / "hidden.png")
+    noisy, hidden = (Request("sr2").problem(Picture.read(tmp_path / name)) for name in ("noisy.png", "hidden.png"))
+    assert noisy.sigma_y > 0.05 and hidden.sigma_y == 0

@@ -56,15 +56,22 @@ def estimate_sigma(picture: Picture) -> float:
     of 173 photographs, the estimate is at most 0.010 without noise, and at most 0.039 with noise of 0.03. JPEG removes
     much of the finest detail, so the noise before compression is found by simulation.
     """
-    return noise_of(detail_of(picture), jpeg_settings(picture.file), 1 if picture.grey else 3)
+    return noise_in(picture.middle(ENOUGH), jpeg_settings(picture.file))
 
 
-def noticeable_noise(middle: Array, settings: JPEGSettings | None, enlarged: bool, name: Any) -> float:
-    """Returns the noise of a file that is to be enlarged or deblurred, of which false detail would be made, from the middle of
-    the picture; 0 if there is little. Of 173 photographs without noise, reduced to a half or a quarter, 3 and 9 % are taken
+def noise_in(middle: tuple[Array, Array | None], settings: JPEGSettings | None) -> float:
+    """Does the same for the middle of a picture."""
+    return noise_of(detail_level(*middle), settings, middle[0].shape[2])
+
+
+def noticeable_noise(
+    middle: tuple[Array, Array | None], settings: JPEGSettings | None, enlarged: bool, name: Any
+) -> float:
+    """Returns the noise of a file that is to be enlarged or deblurred, because false detail would be made of it; 0 if there is
+    little. Of 173 photographs without noise, reduced to a half or a quarter, 3 and 9 % are taken
     for noisy; with noise of 0.02, all."""
     try:
-        sigma = noise_of(detail_level(middle), settings, middle.shape[2])
+        sigma = noise_in(middle, settings)
     except UserError:  # too few pixels are known
         return 0.0
     if sigma < (NOTICEABLE if enlarged else NOTICEABLE_IF_BLURRED):
@@ -82,9 +89,7 @@ def noise_of(level: float, settings: JPEGSettings | None, channels: int) -> floa
 
 def detail_of(picture: Picture) -> float:
     """Returns the standard deviation of white noise with as much detail as the picture."""
-    rows, columns = (slice(max(0, side // 2 - ENOUGH), side // 2 + ENOUGH + 1) for side in picture.size)
-    known = None if picture.mask is None else picture.mask[0].numpy()[rows, columns] > 0
-    return detail_level(picture.middle(ENOUGH), known)
+    return detail_level(*picture.middle(ENOUGH))
 
 
 def detail_level(pixels: np.ndarray[Any, Any], known: np.ndarray[Any, Any] | None = None) -> float:
@@ -308,12 +313,12 @@ def passed_power(radius: float, length: float, angle: float, rings: int, sectors
     return passed_by(disc_kernel(radius) if radius else motion_kernel(length, angle), rings, sectors)
 
 
-def with_jpeg_noise(picture: Picture, sigma_y: float, told: int | None = None) -> float:
+def with_jpeg_noise(picture: Picture, sigma_y: float, quality: int | None = None) -> float:
     """Returns the noise to assume if undoing a blur or a loss of size would amplify the errors of JPEG. They gather
     around edges, which is worse than the even noise of training: twice their size gives the best pictures. A network that is
-    `told` the quality needs less."""
+    told the `quality` needs less."""
     noise = jpeg_noise(picture)
-    return max(sigma_y, 2 * noise) if told is None else math.hypot(sigma_y, float(np.interp(told, *TOLD)) * noise)
+    return max(sigma_y, 2 * noise) if quality is None else math.hypot(sigma_y, float(np.interp(quality, *TOLD)) * noise)
 
 
 def jpeg_task(picture: Picture) -> str:

@@ -148,10 +148,12 @@ class Picture:
         part = self.pixels[top : top + height, left : left + width]
         return torch.from_numpy(unit_float(part).transpose(2, 0, 1).copy())
 
-    def middle(self, reach: int) -> Pixels:
-        """The pixels at most `reach` from the middle row and column, (h, w, c), float32 in [0, 1]; c is 1 if it is grey."""
+    def middle(self, reach: int) -> tuple[Pixels, Pixels | None]:
+        """The pixels at most `reach` from the middle row and column, (h, w, c), float32 in [0, 1], with one channel if it is
+        grey; and where they are known, (h, w), or None for all."""
         rows, columns = (slice(max(0, side // 2 - reach), side // 2 + reach + 1) for side in self.size)
-        return unit_float(self.pixels[rows, columns, : 1 if self.grey else 3])
+        known = None if self.alpha is None else unit_float(self.alpha[rows, columns]) >= 0.5
+        return unit_float(self.pixels[rows, columns, : 1 if self.grey else 3]), known
 
     @property
     def mask(self) -> Tensor | None:

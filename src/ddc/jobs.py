@@ -195,8 +195,8 @@ class Request:
         amplifies = operator.scale > 1 or isinstance(operator, Blur)
         if self.sigma is None and sigma != "auto" and plan is None and amplifies and picture.file is not None:
             settings = jpeg_settings(picture.file) if picture.is_jpeg else None
-            noise = picture.middle(estimates.ENOUGH), settings, operator.scale > 1, picture.path
-            sigma_y = estimates.noticeable_noise(*noise) * STRENGTHS[self.strength]
+            middle, enlarged = picture.middle(estimates.ENOUGH), operator.scale > 1
+            sigma_y = STRENGTHS[self.strength] * estimates.noticeable_noise(middle, settings, enlarged, picture.path)
         known, told = self.conditions(picture, operator, plan), plan is not None and plan.conditions is not None
         if picture.is_jpeg and not told and (amplifies or (known is not None and sigma == "auto")):
             sigma_y = estimates.with_jpeg_noise(picture, sigma_y, known.quality if known else None)

@@ -2,13 +2,14 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ddc.cli import main
 from ddc.errors import UserError
-from ddc.evaluation.speed import Bench, BenchSettings, kind_of_kernel, random_models
+from ddc.evaluation.speed import Bench, BenchSettings, kind_of_kernel, kinds_in, random_models
 from ddc.evaluation.speed_tables import plot, tables
 from ddc.pipeline import RestorationPipeline
 from ddc.solvers import SOLVERS
@@ -118,6 +119,13 @@ def test_kernels_are_sorted_by_their_names() -> None:
         "something else": "other",
     }
     assert {name: kind_of_kernel(name) for name in names} == names
+
+
+def test_the_calls_that_queue_kernels_are_not_counted_again() -> None:
+    kinds = torch.autograd.DeviceType
+    events = [("aten::conv2d", kinds.CPU, 5e6), ("xmma_fprop", kinds.CUDA, 2e6), ("flash_fwd", kinds.CUDA, 3e6)]
+    found = [SimpleNamespace(key=key, device_type=kind, self_device_time_total=time) for key, kind, time in events]
+    assert list(kinds_in(found).items()) == [("attention", 3.0), ("convolution", 2.0)]
 
 
 def test_random_networks_have_no_zero_layers() -> None:

@@ -80,6 +80,11 @@ class Conditions:
     quality: int = 100  # of the last JPEG compression
     colour: tuple[float, ...] = (0.0,) * 6  # of the noise, in three bands of luma and of chroma
 
+    @staticmethod
+    def of_quality(quality: int | None) -> "Conditions":
+        """Returns what is told of a JPEG file of this quality, or of another file."""
+        return Conditions(quality=100 if quality is None or quality >= FINEST_JPEG else quality)
+
     def numbers(self) -> tuple[float, ...]:
         """Returns what the network is told, 9 numbers; the first is set by the solver."""
         return 0.0, float(self.blind), (100 - self.quality) / 100, *self.colour
@@ -227,8 +232,8 @@ def composition(found: Findings, strength: float = 1.0) -> Treatment | None:
     plain = treatment(dataclasses.replace(found, soft=False), strength)  # it was trained on soft pictures, too
     if plain is None:
         return None
-    quality = 100 if found.quality is None or found.quality >= FINEST_JPEG else found.quality
-    told, error = Conditions(quality=quality), jpeg_error(quality)
+    told = Conditions.of_quality(found.quality)
+    error = jpeg_error(told.quality)
     if Task.parse(plain.task).family == "blur":
         return dataclasses.replace(plain, solver=CALM)
     if found.enlarged_jpeg is not None:
@@ -251,7 +256,7 @@ def told_by_file(picture: Picture, operator: Operator) -> Conditions | None:
     settings = jpeg_settings(picture.file) if picture.is_jpeg else None
     if settings is None or not (operator.scale > 1 or isinstance(operator, Denoise)):
         return None
-    return Conditions(quality=100 if settings.quality >= FINEST_JPEG else settings.quality)
+    return Conditions.of_quality(settings.quality)
 
 
 def _enlarging(factor: float) -> str:

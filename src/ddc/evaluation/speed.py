@@ -431,10 +431,16 @@ def kinds_of_kernels(run: Callable[[], Any]) -> dict[str, float]:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
         torch.cuda.synchronize()
+    return kinds_in(profiler.key_averages())
+
+
+def kinds_in(events: Any) -> dict[str, float]:
+    """Does the same for the events of a profile."""
     kinds: dict[str, float] = {}
-    for event in profiler.key_averages():
-        kind = kind_of_kernel(event.key)
-        kinds[kind] = kinds.get(kind, 0.0) + event.self_device_time_total / 1e6
+    for event in events:
+        if event.device_type == torch.autograd.DeviceType.CUDA:  # not the calls that queued them
+            kind = kind_of_kernel(event.key)
+            kinds[kind] = kinds.get(kind, 0.0) + event.self_device_time_total / 1e6
     return dict(sorted(kinds.items(), key=lambda k: -k[1]))
 
 
