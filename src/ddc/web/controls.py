@@ -26,7 +26,8 @@ PAINTED = (HOLES, REMOVE)  # for which the brush is shown
 SHAPES = SOFT, DISC, LINE = "Soft", "Out of focus", "The camera moved"  # a Gaussian, a disc, a line
 WIDTH = "Width, radius or length"
 DEVIATION = (
-    "Standard deviation, where black is 0 and white is 1. The strength multiplies it; 0 estimates it where it matters"
+    "Standard deviation, where black is 0 and white is 1. The strength multiplies it. At 0 it is estimated, except for "
+    "holes and JPEG artefacts"
 )
 GENTLE = "Low keeps more of the picture, high removes more"
 LARGEST_SEED = 2**31
