@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+TRITON := .venv/.triton
 
 .PHONY: install demo test lint types pytest attack docs clean
 
@@ -24,9 +25,14 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# Triton's interpreter tests the kernels for GPUs without one; it is large, and nothing but these tests needs it on a CPU
+$(TRITON): $(STAMP)
+	if [ "$$(uname -sm)" = "Linux x86_64" ]; then $(BIN)/python -m pip install --quiet --constraint constraints.txt 'triton>=3.4'; fi
+	touch $(TRITON)
+
 # one thread for each of several processes: quicker than one process with threads, and steady beside other work
 # what Python compiles is kept, whatever the environment says: each process would compile the tests again
-pytest: $(STAMP)
+pytest: $(TRITON)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # the attacks of tests/attack with many more files, folders and requests than in `make test`

@@ -74,6 +74,10 @@ EQUATIONS = {
 }
 
 
+# Steps and evaluations that depend on the network: those of the shipped one.
+OF_SHIPPED = {"posterior": ("1 or 2; SDE: 20", "1 (mean) or 2; 20 for a sample with `sampler=sde`")}
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """MkDocs calls this with each page."""
     return re.sub(r"<!-- generated: (\w+) -->", lambda found: GENERATED[found[1]](), markdown)
@@ -98,7 +102,7 @@ def operators() -> str:
     for name, kind in OPERATORS.items():
         rows.append(
             f"| `{name}` | [`{kind.__name__}`][{kind.__module__}.{kind.__name__}] | {_line(kind)} | {_kind(kind)} | "
-            f"{', '.join(f'`{name}`' for name in inspect.signature(kind).parameters) or 'none'} |"
+            f"{_parameters(kind)} |"
         )
     return "\n".join(rows)
 
@@ -107,8 +111,9 @@ def solver_table() -> str:
     rows = ["| solver | | steps | network evaluations | operators | needs |", "|---|---|---|---|---|---|"]
     for name, kind in SOLVERS.items():
         solver = kind()
+        steps, evaluations = OF_SHIPPED.get(name) or (solver.steps, solver.evaluations())
         rows.append(
-            f"| [`{name}`](#{name}) | {_line(kind)} | {solver.steps} | {solver.evaluations()} | "
+            f"| [`{name}`](#{name}) | {_line(kind)} | {steps} | {evaluations} | "
             f"{_kind(kind.operators)} | {'latent prior' if kind.latent else ', '.join(kind.needs) or 'nothing'} |"
         )
     return "\n".join(rows)
@@ -235,7 +240,16 @@ def _kind(kind: type) -> str:
 
 
 def _line(kind: type) -> str:
-    return (kind.__doc__ or "").strip().splitlines()[0]
+    """The first sentence of a docstring."""
+    paragraph = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+    return re.split(r"(?<=\.) (?=[A-Z])", paragraph, maxsplit=1)[0]
+
+
+def _parameters(kind: type) -> str:
+    """The parameters of an operator's constructor, without `*args` and `**kwargs` that it passes on."""
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    found = inspect.signature(kind).parameters.values()
+    return ", ".join(f"`{each.name}`" for each in found if each.kind not in variable) or "none"
 
 
 def _loop(kind: type[Solver]) -> str:

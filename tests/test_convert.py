@@ -349,12 +349,12 @@ def test_parameter_counts_of_the_paper() -> None:
     assert type(prior).__name__ == "UNet2DModel"
 
 
-def tiny_paper_network() -> nn.Module:
+def tiny_paper_network(channels: int = 6) -> nn.Module:
     from diffusers import UNet2DModel
 
     torch.manual_seed(0)
     return UNet2DModel(
-        in_channels=6,
+        in_channels=channels,
         out_channels=3,
         block_out_channels=(32, 32, 64),
         layers_per_block=1,
@@ -382,6 +382,25 @@ def test_a_pickle_in_a_folder_is_refused_and_convert_turns_it_over(tmp_path: Pat
     convert(tmp_path / "old" / "diffusion_pytorch_model.bin", tmp_path / "new")
     loaded = DataConsistency.from_pretrained(tmp_path / "new")
     assert all(torch.equal(p, q) for p, q in zip(network.parameters(), loaded.unet.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("named", ["", "unet", "unet/diffusion_pytorch_model.bin"])
+def test_a_pickled_diffusers_folder_keeps_its_scheduler(named: str, tmp_path: Path) -> None:
+    from diffusers import DDIMScheduler
+
+    unet = tiny_paper_network(3)
+    unet.save_pretrained(tmp_path / "old" / "unet", safe_serialization=False)
+    DDIMScheduler(prediction_type="v_prediction", rescale_betas_zero_snr=True).save_pretrained(
+        tmp_path / "old" / "scheduler"
+    )
+    with pytest.raises(UserError, match=r"is a pickle.*ddc convert"):
+        Prior.from_pretrained(tmp_path / "old")
+    convert(tmp_path / "old" / named, tmp_path / "new")
+    prior = Prior.from_pretrained(tmp_path / "new")
+    assert prior.prediction_type == "v_prediction" and float(prior.schedule.alpha_bars[-2]) == 0
+    x, t = torch.randn(1, 3, 16, 16), torch.tensor([200])
+    with torch.no_grad():
+        assert torch.allclose(prior.unet(x, t).sample, unet(x, t).sample, atol=1e-6)
 
 
 def test_guided_unet_survives_saving(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ddc.diagnosis.enlargement import Enlargement, detect_enlargement
 from ddc.diagnosis.findings import Findings, examine, is_demosaiced
 from ddc.diagnosis.grain import Bands, Noise, measure_noise
 from ddc.diagnosis.planes import Plane, luma_chroma
-from ddc.diagnosis.shake import estimate_kernel, explains, spread_of
+from ddc.diagnosis.shake import estimate_kernel, explains, is_cut_off, spread_of
 from ddc.diagnosis.treatment import (
     LEAST_ERROR,
     NOTHING,
@@ -218,6 +218,8 @@ def test_drawings_and_cut_outs_are_known() -> None:
         PIL.ImageDraw.Draw(paper).line((offset, 0, 300 - offset, 300), fill="black", width=2)
     assert is_drawing(unit(np.asarray(paper))) and is_drawing(unit(jpeg(np.asarray(paper), 92)))
     assert not is_drawing(unit(COFFEE)) and not is_drawing(unit(data.rocket()))
+    dithered = PIL.Image.fromarray(COFFEE).convert("1").convert("RGB")
+    assert is_drawing(unit(np.asarray(dithered)))
     alpha = np.zeros((96, 96), np.float32)
     alpha[30:70, 30:70] = 1
     assert belongs_to_picture(alpha) and not belongs_to_picture(1 - alpha)
@@ -332,6 +334,36 @@ def test_pictures_are_examined() -> None:
     assert (
         examine(Picture(COFFEE, 255 - alpha)).cut_out and plan_treatment(Picture(COFFEE, 255 - alpha)).task == NOTHING
     )
+    alpha = np.zeros(COFFEE.shape[:2], np.uint8)
+    alpha[30:350, 40:360] = 255
+    noisy = COFFEE / 255 + 0.06 * np.random.default_rng(0).standard_normal(COFFEE.shape)
+    plan = plan_treatment(Picture((255 * noisy.clip(0, 1)).round().astype(np.uint8), alpha))
+    assert plan.task == "denoise" and 0.05 < plan.sigma < 0.08 and "background is kept" in plan.because[0]
+
+
+def test_values_beyond_black_and_white_are_examined() -> None:
+    noisy = unit(COFFEE) + 0.1 * np.random.default_rng(0).standard_normal(COFFEE.shape).astype(np.float32)
+    assert noisy.min() < 0 and noisy.max() > 1
+    assert plan_treatment(Picture(noisy, bits=32)).task == "denoise"
+
+
+def test_noise_of_a_dark_picture_is_removed() -> None:
+    """All its blocks touch black, so that nothing but the finest noise can be measured."""
+    dark = unit(COFFEE) ** 7 + 0.08 * np.random.default_rng(0).standard_normal(COFFEE.shape)
+    assert measure_noise(dark.clip(0, 1)) == Noise()
+    found = Findings(sigma=0.07, quality=80)
+    for plan in (treatment(found), composition(found)):
+        assert plan is not None and plan.task == "denoise" and plan.sigma == pytest.approx(0.077)
+    faint = composition(Findings(sigma=0.01, quality=80))
+    assert faint is not None and faint.solver == LEAST_ERROR and faint.sigma < 0.03
+
+
+def test_a_path_that_fills_its_window_is_no_kernel() -> None:
+    window = torch.zeros(shake.TAPS, shake.TAPS)
+    window[17, 4:30] = 1
+    assert not is_cut_off(window)
+    window[17] = 1
+    assert is_cut_off(window) and is_cut_off(window.T)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,9 @@ from ddc.cli.files import find_pictures
 from ddc.errors import UserError
 from ddc.images import (
     Picture,
+    as_kernel,
+    as_mask,
+    as_picture,
     from_uint8,
     internal_sigma,
     round_to_8_bit,
@@ -24,6 +27,8 @@ from ddc.images import (
     unit_float,
 )
 from ddc.jpegfile import jpeg_noise, jpeg_quality
+from ddc.operators.blur import read_kernel
+from ddc.operators.inpaint import WHITE, read_mask
 from tiny import lzw_tiff
 
 
@@ -383,6 +388,11 @@ def test_names_that_are_no_picture_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="could not be written"):
         Picture(ramp(4, 4)).write(tmp_path / "file" / "a.png")
+    for folder in ("file", "file/deep/deeper"):
+        with pytest.raises(
+            UserError, match=r"a\.png could not be written: .*/file is not a folder; name another place"
+        ):
+            Picture(ramp(4, 4)).write(tmp_path / folder / "a.png")
 
 
 @pytest.mark.parametrize("quality", [5, 10, 50, 75, 90, 100])
@@ -441,3 +451,134 @@ def test_pages_that_are_not_read_are_spoken_of(tmp_path: Path, caplog: pytest.Lo
     caplog.clear()
     pages[0].save(tmp_path / "one.tiff")
     assert Picture.read(tmp_path / "one.tiff").size == (6, 8) and not caplog.text
+
+
+# ---------------------------------------------------------------------------------------------------------
+# what people give in Python
+
+
+def same(one: Picture, other: Picture) -> bool:
+    """Whether two pictures hold the same, wherever they were read from."""
+    alphas = one.alpha is other.alpha or (one.alpha is not None and np.array_equal(one.alpha, other.alpha))
+    facts = [(picture.bits, picture.grey, picture.icc, picture.exif, picture.pixels.dtype) for picture in (one, other)]
+    return np.array_equal(one.pixels, other.pixels) and alphas and facts[0] == facts[1]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "I;16", "I", "F", "CMYK"])
+def test_a_pillow_image_is_taken_as_its_file(tmp_path: Path, mode: str) -> None:
+    image = Image.fromarray(data.astronaut()[:40:2, :50:2])
+    if mode.startswith("I"):
+        image = Image.fromarray(ramp(20, 25, 1, 65535)[:, :, 0])
+        image = image if mode == "I;16" else image.convert("I")
+    elif mode == "F":
+        image = Image.fromarray(np.random.default_rng(0).random((20, 25), np.float32))
+    elif mode.endswith("A"):
+        image.putalpha(77)
+    path = tmp_path / ("a.png" if mode in ("I;16", "PA") else "a.tif")
+    image = image if image.mode == mode else image.convert(mode)
+    (image if mode != "PA" else image.convert("RGBA")).save(path)
+    picture = as_picture(image)
+    assert same(picture, Picture.read(path)) and picture.grey == (mode[0] in "1LIF") and picture.pixels.std() > 0
+    with Image.open(path) as opened:
+        assert same(as_picture(opened), picture)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif"])
+def test_a_pillow_image_keeps_its_metadata(tmp_path: Path, suffix: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x010F] = "Maker"
+    path = tmp_path / f"a{suffix}"
+    Image.fromarray(ramp(6, 9)).save(path, exif=exif, icc_profile=srgb_profile())
+    picture = Picture.read(path)
+    assert picture.size == (9, 6) and picture.icc == srgb_profile()
+    for name in ("before", "after"):
+        with Image.open(path) as image:
+            if name == "after":
+                image.load()
+            assert same(as_picture(image), picture) and same(as_picture(image), picture)
+            assert image.getexif().get(0x0112) == (None if suffix == ".tif" else 6)  # which Pillow turns by itself
+            assert same(as_picture(image.convert("RGB").copy()), picture) or suffix == ".tif"
+
+
+def test_pillow_images_that_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "short.png").write_bytes(png_bytes()[:2000])
+    for image, message in (
+        (Image.new("RGB", (0, 4)), "no pixels: its size is 0×4"),
+        (Image.new("I", (4, 4), 70000), "the Pillow image has 32-bit whole numbers"),
+        (Image.new("F", (4, 4), 200), "the Pillow image has values from 200 to 200; .* divide by 255"),
+        (Image.open(tmp_path / "short.png"), "the Pillow image of mode RGB cannot be read .*; convert it to RGB"),
+    ):
+        with pytest.raises(UserError, match=message):
+            as_picture(image)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (png_bytes(), "not bytes; for bytes or an open file, use Picture.read"),
+        (io.BytesIO(png_bytes()), "not BytesIO; for bytes or an open file"),
+        (137, "not int; for bytes"),
+        (torch.zeros(3, 0, 0), r"no pixels: its shape is \(3, 0, 0\)"),
+        (np.zeros((0, 4, 3), np.uint8), r"no pixels: its shape is \(0, 4, 3\)"),
+    ],
+)
+def test_what_is_no_picture(given: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        as_picture(given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "RGB", "LA", "RGBA"])
+def test_a_pillow_mask_is_taken_as_its_file(tmp_path: Path, mode: str) -> None:
+    mask = Image.fromarray(ramp(16, 20)).convert("L").point(lambda level: min(255, 220 + level // 4))  # around `WHITE`
+    image = mask.convert(mode)
+    if mode == "RGBA":
+        image.putalpha(mask.point(lambda level: max(0, 8 * (level - 224))))
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    image.save(tmp_path / "mask.png", exif=exif)
+    expected = read_mask(tmp_path / "mask.png")[0, 0]
+    with Image.open(tmp_path / "mask.png") as opened:
+        known = as_mask(opened, WHITE)
+    assert isinstance(known, torch.Tensor) and torch.equal(known, expected) and 0 < float(expected.mean()) < 1
+
+
+def test_masks_in_python(caplog: pytest.LogCaptureFixture) -> None:
+    levels = np.array([[0, 229, 230, 255]], np.uint8)
+    holes = torch.tensor([[0.0, 0, 1, 1]])
+    for mask in (levels, torch.from_numpy(levels), levels[:, ::-1][:, ::-1], Image.fromarray(levels)):
+        known = as_mask(mask, WHITE)
+        assert isinstance(known, torch.Tensor) and torch.equal(known, holes)
+    zeros_and_ones = np.array([[0, 1]])
+    for dtype in (bool, np.uint8, np.int64, np.float64):
+        known = as_mask(zeros_and_ones.astype(dtype), WHITE)
+        assert isinstance(known, torch.Tensor) and known.tolist() == [[0, 1]]
+    assert as_mask(Path("mask.png"), WHITE) == Path("mask.png") and not caplog.text
+    as_mask(np.array([[0, 0, 255]], np.uint8), WHITE)
+    assert "67 % of the mask are holes; black is a hole and white is known" in caplog.text
+    for mask, message in (
+        (np.full((2, 2), 255, np.uint8), "the mask has no hole"),
+        (Image.new("L", (2, 2)), "the mask has no known pixel"),
+        (np.array(["a"]), "an array of numbers or a tensor, not an array of <U1"),
+        ([[0, 1]], "a mask is a file, a Pillow image, an array of numbers or a tensor, not list"),
+    ):
+        with pytest.raises(UserError, match=message):
+            as_mask(mask, WHITE)  # type: ignore[arg-type]
+
+
+def test_kernels_in_python(tmp_path: Path) -> None:
+    values = np.arange(6.0).reshape(2, 3)
+    np.save(tmp_path / "kernel.npy", values)
+    for array in (values, values.astype(np.uint8), values[::-1][::-1]):
+        kernel = as_kernel(array)
+        assert isinstance(kernel, torch.Tensor) and torch.equal(kernel, read_kernel(tmp_path / "kernel.npy"))
+    given = torch.ones(3, 3)
+    assert as_kernel(given) is given and as_kernel("kernel.npy") == "kernel.npy"
+    for wrong, message in (
+        (np.ones((3, 3, 3)), "3-D of float64; expected a 2-D array"),
+        (np.zeros((3, 3)), "sums to 0.0; expected finite numbers"),
+        (np.full((3, 3), np.nan), "sums to nan"),
+        ([[1.0]], "a kernel is a file, a 2-D array of numbers or a tensor, not list"),
+    ):
+        with pytest.raises(UserError, match=message):
+            as_kernel(wrong)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from ddc.errors import UserError
 from ddc.images import ROUNDING_8_BIT, Picture
 from ddc.jobs import Job, Options, Request
 from ddc.jpegfile import jpeg_noise
-from ddc.operators import JPEG, Bicubic, Colorize, Denoise, GaussianBlur, Inpaint
+from ddc.operators import JPEG, Bicubic, Colorize, Denoise, GaussianBlur, Inpaint, KernelBlur
 from ddc.pipeline import RestorationPipeline
 from ddc.problems import Problem, Task
 from ddc.solvers.ddc import DDC
@@ -40,6 +40,10 @@ def test_options_are_those_of_a_request() -> None:
         ("sr99", {}, "whole number from 2 to 16"),
         ("sharpen", {}, "is not known"),
         ("sr4", {"samples": 0}, "samples must be at least 1, not 0"),
+        ("sr4", {"samples": 1.5}, "samples must be a whole number, not 1.5"),
+        ("sr4", {"samples": None}, "samples must be a whole number, not None"),
+        ("sr4", {"steps": 2.5}, "steps must be a whole number, not 2.5"),
+        ("sr4", {"tile": "512"}, "tile must be a whole number, not '512'"),
         ("sr4", {"batch": 0}, "batch must be at least 1, not 0"),
         ("sr4", {"tile": 63}, "at least 64 pixels"),
         ("sr4", {"tile": -1}, "at least 64 pixels"),
@@ -49,9 +53,11 @@ def test_options_are_those_of_a_request() -> None:
         ("sr4", {"steps": 0}, "steps must be at least 1"),
         ("sr4", {"solver": "magic"}, "expected one of ddc"),
         ("sr4", {"solver": "ddnm:zeta=1"}, "has no setting 'zeta'"),
-        ("auto", {"mask": torch.ones(4, 4)}, "auto takes no mask and no kernel"),
+        ("auto", {"mask": torch.ones(4, 4), "kernel": torch.ones(3, 3)}, "auto takes no mask and no kernel"),
+        ("auto", {"mask": torch.ones(4, 4), "scratches": True}, "scratches are found by the task auto"),
         ("deblur", {"kernel": torch.ones(3, 3)}, "deblur takes no mask and no kernel"),
         ("jpeg", {"mask": np.ones((4, 4))}, "jpeg takes no mask and no kernel"),
+        ("blur", {"kernel": np.zeros((3, 3))}, "the kernel sums to 0.0"),
     ],
 )
 def test_a_request_is_refused_before_a_picture_is_read(task: str, options: dict[str, Any], message: str) -> None:
@@ -118,6 +124,29 @@ def test_seeds_depend_on_seed_name_and_sample_alone() -> None:
 
 def job(operator: Any, picture: Picture = PHOTO, sigma_y: float = 0.0, **changes: Any) -> Job:
     return replace(Job(picture, Problem(operator, sigma_y), 0, False, DDC(), {}), **changes)
+
+
+def test_every_picture_needs_a_name() -> None:
+    request = Request("sr2", names=["a"])
+    assert jobs(request, index=0)
+    with pytest.raises(UserError, match=r"more pictures than names \(1\); give a name for each picture"):
+        jobs(request, index=1)
+
+
+def test_masks_and_kernels_of_other_libraries(caplog: pytest.LogCaptureFixture) -> None:
+    mask = np.full((40, 48), 255, np.uint8)
+    mask[:8] = 0
+    for given in (mask, Image.fromarray(mask), Image.fromarray(mask).convert("RGB"), mask // 255):
+        operator = Request("inpaint", mask=given).problem(PHOTO).operator
+        assert isinstance(operator, Inpaint) and torch.equal(operator.mask[0, 0] * 255, torch.tensor(mask).float())
+    Request("inpaint", mask=Image.fromarray(255 - mask)).problem(PHOTO)
+    assert "invert it if you meant the opposite" in caplog.text
+    with pytest.raises(UserError, match="the mask is 48×39 and the image 48×40"):
+        Request("inpaint", mask=mask[1:]).problem(PHOTO)
+    with pytest.raises(UserError, match="a mask was given, but the task sr4"):
+        Request("sr4", mask=Image.fromarray(mask)).check()
+    operator = Request("blur", kernel=np.ones((3, 5), np.int64)).problem(PHOTO).operator
+    assert isinstance(operator, KernelBlur) and torch.allclose(operator.kernel, torch.full((3, 5), 1 / 15))
 
 
 def test_which_jobs_fit_into_one_batch() -> None:
@@ -224,6 +253,24 @@ def test_restore_uses_the_shipped_model(tiny_model: Path, monkeypatch: pytest.Mo
     assert restored.picture.size == (32, 32) and restored.seed == 3 and restored.tasks == ["sr2"]
 
 
+def test_pillow_images_in_the_pipeline(tiny_model: Path, tmp_path: Path) -> None:
+    pipe = RestorationPipeline.from_pretrained(tiny_model)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x010F] = "Maker"
+    Image.fromarray(data.astronaut()[:16, :24, 0]).save(tmp_path / "a.jpg", exif=exif)
+    with Image.open(tmp_path / "a.jpg") as image:
+        restored = pipe(image, "denoise", sigma=0.1, steps=1).picture
+    assert restored.size == (24, 16) and restored.grey
+    assert restored.exif is not None and b"Maker" in restored.exif
+    restored.write(tmp_path / "b.png")
+    assert Picture.read(tmp_path / "b.png").grey
+    with pytest.raises(UserError, match=r"for bytes or an open file, use Picture\.read"):
+        pipe((tmp_path / "a.jpg").read_bytes())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="for bytes or an open file"), (tmp_path / "a.jpg").open("rb") as file:
+        pipe(file)  # type: ignore[arg-type]
+
+
 def test_a_result_that_is_not_finite_is_an_error(tiny_model: Path) -> None:
     pipe = RestorationPipeline.from_pretrained(tiny_model)
     with torch.no_grad():
@@ -285,3 +332,8 @@ def test_noise_that_is_transparent_does_not_count(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(tmp_path / "hidden.png")
     noisy, hidden = (Request("sr2").problem(Picture.read(tmp_path / name)) for name in ("noisy.png", "hidden.png"))
     assert noisy.sigma_y > 0.05 and hidden.sigma_y == 0
+
+
+def test_auto_with_a_mask_or_a_kernel_is_their_task() -> None:
+    for task, given in (("inpaint", {"mask": torch.ones(4, 4)}), ("blur", {"kernel": torch.ones(3, 3) / 9})):
+        assert Request("auto", **given).task == Task.parse(task)

@@ -130,7 +130,7 @@ def test_networks_predict_nearly_the_same(eight: Any, kind: str, monkeypatch: py
     calls = []
     convolve = eight.convolve
     monkeypatch.setattr(eight, "convolve", lambda *args: calls.append(1) or convolve(*args))
-    x, times = random(2, 3, 20, 20), torch.tensor([3, 700], device=DEVICE)
+    x, times = random(2, 3, 8, 8), torch.tensor([3, 700], device=DEVICE)
     expected = unet(x, times)
     expected = expected if isinstance(expected, Tensor) else expected.sample
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):

@@ -472,8 +472,9 @@ def test_an_operator_that_mixes_distant_pixels_is_noted(tiny_model: Path, monkey
     ship(monkeypatch, tiny_model)
     pipe = RestorationPipeline.from_pretrained()
     ((note,),) = pipe(crops(1, 96)[0], Shifted(), steps=1, sigma=0.01, solver="ddc").notes
-    assert "not trained for an operator that mixes distant pixels" in note and "ddnm" in note
-    assert pipe(crops(1, 96)[0], Shifted(), steps=1, sigma=0, solver="ddnm").notes == [[]]
+    assert "not trained for an operator that mixes distant pixels" in note and "dds needs no training" in note
+    for solver, sigma in (("dds", 0.01), ("ddnm", 0)):
+        assert pipe(crops(1, 96)[0], Shifted(), steps=1, sigma=sigma, solver=solver).notes == [[]]
 
 
 def test_jpeg_files_bring_their_own_noise(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ddc.errors import UserError
-from ddc.networks import build_network, check_finite, check_fit, read_config, read_weights, save_network
+from ddc.networks import WEIGHTS, build_network, check_finite, check_fit, read_config, read_weights, save_network
 from ddc.pickles import State, read_checkpoint
 from ddc.priors import Prior, prediction_type_of, read_scheduler, schedule_from_config, scheduler_config
 
@@ -70,13 +70,16 @@ class Layout:
 def convert(checkpoint: str | Path, out: str | Path, **options: Any) -> None:
     """Write the checkpoint as a folder at `out`; `options` are the fields of `GuidedOptions`.
 
-    A diffusers pickle (diffusion_pytorch_model.bin beside its config.json) becomes a network folder. The folder of a
-    class-conditional diffusers model becomes a prior of one class.
+    A diffusers pickle (diffusion_pytorch_model.bin beside its config.json), or the folder of one, becomes a prior with the
+    scheduler of its folder, or a network folder if there is none. The folder of a class-conditional diffusers model becomes a
+    prior of one class.
     """
     settings = GuidedOptions(**options)
     checkpoint, out = Path(checkpoint), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists; name a new or empty folder for the converted model")
+    if checkpoint.is_dir() and (pickled := pickle_of(checkpoint)) is not None:
+        checkpoint = pickled
     if checkpoint.is_dir():
         choose_class(checkpoint, out, settings.class_label)
         return
@@ -89,9 +92,7 @@ def convert(checkpoint: str | Path, out: str | Path, **options: Any) -> None:
         )
     check_finite(state, checkpoint)
     if "conv_in.weight" in state and "temb.dense.0.weight" not in state:
-        config = read_config(checkpoint.parent)
-        extra = {"inputs": config.pop("inputs")} if "inputs" in config else {}
-        save_network(_fitting_network(config, state, checkpoint), out, state=state, extra_config=extra)
+        of_diffusers(checkpoint, state, out, settings.class_label)
         return
 
     try:
@@ -122,18 +123,48 @@ def convert(checkpoint: str | Path, out: str | Path, **options: Any) -> None:
     Prior(network, schedule_from_config(scheduler), scheduler_config=scheduler).save_pretrained(out, state=converted)
 
 
+def pickle_of(folder: Path) -> Path | None:
+    """The pickled weights in a diffusers folder or in its unet/, unless there are safetensors."""
+    unet = folder / "unet" if (folder / "unet").is_dir() else folder
+    found = unet / f"{WEIGHTS}.bin"
+    return found if found.is_file() and not any(unet.glob("*.safetensors")) else None
+
+
+def of_diffusers(checkpoint: Path, state: State, out: Path, label: int | None) -> None:
+    """Write diffusers' pickle as a prior, if its folder has a scheduler, or else as a network."""
+    config, scheduler = read_config(checkpoint.parent), read_scheduler(checkpoint.parent)
+    if config.get("num_class_embeds") is not None:
+        write_class(config, state, scheduler, checkpoint, out, label)
+        return
+    extra = {"inputs": config.pop("inputs")} if "inputs" in config else {}
+    network = _fitting_network(config, state, checkpoint)
+    if extra or not scheduler:
+        save_network(network, out, state=state, extra_config=extra)
+        return
+    kind = prediction_type_of(scheduler)
+    Prior(network, schedule_from_config(scheduler), kind, scheduler_config=scheduler).save_pretrained(out, state=state)
+
+
 def choose_class(folder: Path, out: Path, label: int | None) -> None:
     """Write one class of a class-conditional UNet2DModel as a prior."""
     unet = folder / "unet" if (folder / "unet").is_dir() else folder
     config = read_config(unet)
-    if config.get("num_class_embeds") is None or config.pop("class_embed_type", None) is not None:
+    if config.get("num_class_embeds") is None:
         raise UserError(f"{folder} is not a class-conditional UNet2DModel; other folders need no conversion")
-    del config["num_class_embeds"]
     state = read_weights(unet)
     check_finite(state, folder)
-    _fold_class(state, "time_embedding.linear_2.bias", state.pop("class_embedding.weight", None), label, folder)
-    network, scheduler = _fitting_network(config, state, folder), read_scheduler(folder)
-    kind = prediction_type_of(scheduler)
+    write_class(config, state, read_scheduler(folder), folder, out, label)
+
+
+def write_class(
+    config: dict[str, Any], state: State, scheduler: dict[str, Any], source: Path, out: Path, label: int | None
+) -> None:
+    """Write a class of a class-conditional network as a prior."""
+    if config.pop("class_embed_type", None) is not None:
+        raise UserError(f"{source} has classes of another kind than a table of embeddings, which cannot be converted")
+    del config["num_class_embeds"]
+    _fold_class(state, "time_embedding.linear_2.bias", state.pop("class_embedding.weight", None), label, source)
+    network, kind = _fitting_network(config, state, source), prediction_type_of(scheduler)
     Prior(network, schedule_from_config(scheduler), kind, scheduler_config=scheduler).save_pretrained(out, state=state)
 
 

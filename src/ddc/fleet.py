@@ -187,7 +187,8 @@ def restore(dataset: Any, task: str = "auto", **options: Any) -> Any:
 def absolute(command: Restore) -> Restore:
     """A command whose files are found from every folder, and whose model on the Hub stays the same when that changes."""
     names = ("model", "network", "mask", "kernel", "out")
-    changes = {name: path.absolute() for name in names if (path := getattr(command, name)) is not None}
+    changes: dict[str, Any] = {name: path.absolute() for name in names if (path := getattr(command, name)) is not None}
+    changes["inputs"] = tuple(path.absolute() for path in command.inputs)
     if command.model is not None and not command.model.exists():
         name = command.model.as_posix().partition("@")[0]
         changes["model"] = Path(f"{name}@{fetch_model(command.model).name}")

@@ -7,12 +7,14 @@ import struct
 import sys
 import warnings
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageCms
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from ddc.errors import UserError
 
@@ -32,6 +34,7 @@ KEEPS_ALPHA = {"PNG", "WEBP", "TIFF", "HEIF", "NPY"}
 KEEPS_16_BITS = {"PNG", "TIFF"}
 MAX_PIXELS = 178_956_970  # a file that claims more is treated as a decompression bomb, also by Pillow
 MAX_WEBP_SIDE = 16383  # Pillow decodes longer rows in quadratic time
+MAX_JPEG_SIDE = 65500  # libjpeg's own limit, a little below the format's
 MAX_RLE_PIXELS = 4_000_000  # Pillow decodes run lengths of a BMP byte by byte, also from a file of 60 bytes
 MAX_SCANS = 100  # of a progressive JPEG, each of which goes over the whole picture; usual are about 10
 CLOSED = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
@@ -42,7 +45,14 @@ _LAYOUT_TAGS = {
     *(262, 266, 273, 274, 277, 278, 279, 284, 292, 293, 317, 320, 322, 323, 324, 325, 330, 338, 339, 347),
 }
 ORIENTATION = 0x0112
-_DIRECTORIES = {0x8769, 0x8825, 0xA005}  # of EXIF: the camera, the place, interoperability
+# directories of EXIF; the last is within that of the camera
+_CAMERA, _PLACE, _INTEROPERABILITY = 0x8769, 0x8825, 0xA005
+_PREMULTIPLIED = (1,)  # in a TIFF, the value of ExtraSamples for colours that were multiplied by alpha
+# format → the longest side, and the beginning of the message
+_LONGEST = {
+    "WEBP": (MAX_WEBP_SIDE, "cannot be WebP"),
+    "JPEG": (MAX_JPEG_SIDE, "could not be written as JPEG"),
+}
 
 # Pillow warns about large pictures, whose size is checked here, and about odd EXIF, which is ignored. A filter
 # for the duration of one read would not be safe with threads.
@@ -126,18 +136,26 @@ def _register_heif() -> None:
 
 
 def _read_with_pillow(source: Path | bytes) -> Stored:
-    with open_image(source) as image:
+    try:
+        image = open_image(source)
+    except Image.UnidentifiedImageError:
+        return _read_float_tiff(source)
+    with image:
         # in other formats, further pages are small previews
         several = image.format in ("TIFF", "WEBP", "PNG") and image.is_animated
         deep = {"TIFF": _tiff_16_bit, "PNG": _png_16_bit}.get(image.format or "")
-        pixels = deep(source, image) if deep else None
-        icc = image.info.get("icc_profile")
-        if pixels is None and image.mode == "CMYK":
-            pixels, icc = np.asarray(_from_cmyk(image, icc)), None
-        elif pixels is None:
-            pixels = _pillow_pixels(image)
-        # after the pixels, because Pillow turns a TIFF when it decodes it
-        exif, orientation = _upright_exif(image)
+        return stored_image(image, deep(source, image) if deep else None, several)
+
+
+def stored_image(image: Any, pixels: Pixels | None = None, several: bool = False) -> Stored:
+    """The upright pixels of an open image and its metadata; `pixels` are given where Pillow has only 8 bits of them."""
+    icc = image.info.get("icc_profile")
+    if pixels is None and image.mode == "CMYK":
+        pixels, icc = np.asarray(_from_cmyk(image, icc)), None
+    elif pixels is None:
+        pixels = _pillow_pixels(image)
+    # after the pixels, because Pillow turns a TIFF when it decodes it
+    exif, orientation = _upright_exif(image.getexif)
     icc = icc if icc and isinstance(icc, bytes) else None
     return Stored(np.atleast_3d(np.ascontiguousarray(_turn(pixels, orientation))), icc, exif, several)
 
@@ -157,24 +175,31 @@ def _pillow_pixels(image: Any) -> Pixels:
     return np.array(image if image.mode == mode else image.convert(mode))
 
 
-def _upright_exif(image: Any) -> tuple[bytes | None, int]:
+def _upright_exif(read: Callable[[], Image.Exif]) -> tuple[bytes | None, int]:
     """The EXIF to keep, which says "upright", and the orientation that is still to be applied."""
     try:
-        exif = image.getexif()
+        exif, kept = read(), Image.Exif()  # a copy, because the EXIF of a Pillow image belongs to the caller
         orientation = int(exif.get(ORIENTATION, 1))
-        for tag in _LAYOUT_TAGS.intersection(exif):
-            del exif[tag]
-        if not len(exif):
+        kept.endian = exif.endian
+        for tag in set(exif) - _LAYOUT_TAGS:
+            kept[tag] = exif[tag]
+        if not len(kept):
             return None, orientation
-        exif[ORIENTATION] = 1
-        for directory in _DIRECTORIES.intersection(
-            exif
-        ):  # they are read here, before the size of their offsets changes
-            exif.get_ifd(directory)
-        exif.bigtiff = False  # other formats cannot hold its offsets of 64 bits
-        return exif.tobytes(), orientation
+        kept[ORIENTATION] = 1
+        for tag, directory in _directories(exif).items():
+            kept[tag] = directory
+        return kept.tobytes(), orientation
     except Exception:  # broken EXIF is no reason to refuse a picture
         return None, 1
+
+
+def _directories(exif: Image.Exif) -> dict[int, dict[int, Any]]:
+    """The directories of EXIF below the main one, by their tags."""
+    found = {tag: dict(exif.get_ifd(tag)) for tag in (_CAMERA, _PLACE) if tag in exif}
+    if found.get(_CAMERA, {}).pop(_INTEROPERABILITY, None) is not None:
+        with suppress(ValueError):  # of a TIFF that Pillow has closed
+            found[_CAMERA][_INTEROPERABILITY] = dict(exif.get_ifd(_INTEROPERABILITY))
+    return found
 
 
 def _turn(pixels: Pixels, orientation: int) -> Pixels:
@@ -221,29 +246,73 @@ def _tiff_16_bit(source: Path | bytes, image: Any) -> Pixels | None:
     bits = image.tag_v2.get(258, (1,))
     if not isinstance(bits, tuple) or len(bits) < 2 or max(bits) <= 8:
         return None
+    premultiplied = image.tag_v2.get(338) == _PREMULTIPLIED
     if image.tile[0].codec_name == "libtiff" and image.mode in ("RGB", "RGBA") and image.tag_v2.get(284) != 2:
+        layout = image.tile[0].args[0].split(";")[0].replace("RGBa", "RGBA")  # Pillow would divide 8 bits by alpha
         with open_image(source) as part:  # for the lower bytes, as in `_png_16_bit`
-            swapped = f"{image.mode};16{'B' if sys.byteorder == 'little' else 'L'}"
-            part.tile = [tile._replace(args=(swapped, *tile.args[1:])) for tile in part.tile]
-            return np.asarray(image).astype(np.uint16) << 8 | np.asarray(part)
+            for one, order in zip((image, part), "LB" if sys.byteorder == "little" else "BL", strict=True):
+                one.tile = [tile._replace(args=(f"{layout};16{order}", *tile.args[1:])) for tile in one.tile]
+            pixels = np.asarray(image).astype(np.uint16) << 8 | np.asarray(part)
+        return _divided_by_alpha(pixels) if premultiplied else pixels
     import tifffile
 
     with tifffile.TiffFile(_stream(source)) as file:
         page = file.pages.first
-        if page.size > 4 * MAX_PIXELS:
-            raise Image.DecompressionBombError
-        try:
-            pixels = page.asarray()
-        except ValueError as error:
-            if "imagecodecs" in str(error):
-                raise UserError("is compressed plane by plane; to read it, `pip install imagecodecs`") from None
-            raise
-        if page.axes.startswith("S"):  # planes one after another
-            pixels = np.moveaxis(pixels, 0, -1)
+        pixels = _tiff_page(page)
         known = int(page.photometric) in (1, 2) and pixels.dtype == np.uint16
     if not known or pixels.ndim != 3 or not 2 <= pixels.shape[2] <= 4:
         raise UserError("is a deep TIFF but not 16-bit grey or RGB; save it as 16-bit RGB")
-    return pixels
+    return _divided_by_alpha(pixels) if premultiplied else pixels
+
+
+def _tiff_page(page: Any) -> Pixels:
+    """The pixels of a page that tifffile has opened, with the channels last."""
+    if page.size > 4 * MAX_PIXELS:
+        raise Image.DecompressionBombError
+    try:
+        pixels: Pixels = page.asarray()
+    except ValueError as error:
+        if "imagecodecs" in str(error):
+            raise UserError("is a TIFF whose compression needs another package: `pip install imagecodecs`") from None
+        raise
+    return np.moveaxis(pixels, 0, -1) if page.axes.startswith("S") else pixels  # planes one after another
+
+
+def _divided_by_alpha(pixels: Pixels) -> Pixels:
+    """Colours without the alpha (the last channel) that they were multiplied by; where it is 0, they stay as they are."""
+    colours, alpha = pixels[:, :, :-1], pixels[:, :, -1:]
+    top = np.float32(65535 if pixels.dtype == np.uint16 else 1)
+    divided = np.minimum(colours * (top / np.where(alpha > 0, alpha, top).astype(np.float32)), top)
+    if pixels.dtype == np.uint16:
+        divided = np.rint(divided)
+    return np.concatenate([divided.astype(pixels.dtype), alpha], axis=2)
+
+
+def _read_float_tiff(source: Path | bytes) -> Stored:
+    """A floating-point TIFF that Pillow does not know: RGB, or with 16 or 64 bits. Other files are not identified."""
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as stream:
+        tags = Image.Exif()
+        try:
+            tags.load_from_fp(stream)
+        except Exception:  # no TIFF, or a damaged one
+            raise Image.UnidentifiedImageError from None
+        photometric, sample_format = tags.get(262), np.unique(tags.get(339, 1)).tolist()
+        if sample_format != [3] or photometric not in (0, 1, 2):
+            raise Image.UnidentifiedImageError
+        exif, orientation = _upright_exif(lambda: tags)
+        import tifffile
+
+        stream.seek(0)
+        with tifffile.TiffFile(stream) as file:
+            pixels, several = np.atleast_3d(_tiff_page(file.pages.first)), len(file.pages) > 1
+    if pixels.dtype.kind != "f" or pixels.ndim != 3 or pixels.shape[2] > 4 or not pixels.size:
+        raise UserError("is a floating-point TIFF but not grey or RGB; save it as 16-bit RGB or .npy")
+    pixels = 1 - pixels if photometric == 0 else pixels  # 0 is white
+    pixels = _divided_by_alpha(pixels) if tags.get(338) == 1 else pixels
+    icc = tags.get(34675)
+    return Stored(
+        np.ascontiguousarray(_turn(pixels, orientation)), icc if isinstance(icc, bytes) else None, exif, several
+    )
 
 
 def _read_npy(source: Path | bytes) -> Stored:
@@ -278,8 +347,23 @@ def _check_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
     return planes_first
 
 
+def check_fits(path: str | Path, height: int, width: int) -> None:
+    """Raise a `UserError` if the format that a file's name stands for cannot hold a picture of this size."""
+    try:
+        _check_side(FORMATS.get(Path(path).suffix.lower(), ""), max(height, width))
+    except UserError as error:
+        raise UserError(f"{path} {error}") from None
+
+
+def _check_side(kind: str, side: int) -> None:
+    longest, message = _LONGEST.get(kind, (side, ""))
+    if side > longest:
+        raise UserError(f"{message}, which has at most {longest} pixels a side; write PNG (--ext png)")
+
+
 def write_file(file: Path, kind: str, stored: Stored, quality: int) -> None:
     """Write a file in the format `kind`, one of the values of `FORMATS`."""
+    _check_side(kind, max(stored.pixels.shape[:2]))
     if kind == "NPY":
         with file.open("wb") as stream:
             np.save(stream, stored.pixels)
@@ -302,17 +386,17 @@ def _write_with_pillow(file: Path, kind: str, stored: Stored, quality: int) -> N
     options = by_kind.get(kind, {})
     if kind == "HEIF":
         _register_heif()
-    if kind == "WEBP" and max(pixels.shape[:2]) > MAX_WEBP_SIDE:
-        raise UserError(f"cannot be WebP, which has at most {MAX_WEBP_SIDE} pixels a side; write PNG (--ext png)")
     if stored.icc:
         options["icc_profile"] = stored.icc
     if stored.exif and kind != "BMP":
         options["exif"] = stored.exif
-    if stored.exif and kind == "TIFF":  # of EXIF, its main directory: libtiff fails for the others
+    directories: dict[int, dict[int, Any]] = {}
+    if stored.exif and kind == "TIFF":  # its main directory: libtiff fails for the others
         options["exif"] = Image.Exif()
         options["exif"].load(stored.exif)
-        for directory in _DIRECTORIES.intersection(options["exif"]):
-            del options["exif"][directory]
+        directories = _directories(options["exif"])
+        for tag in directories:
+            del options["exif"][tag]
     if kind in ("WEBP", "HEIF") and pixels.shape[2] < 3:  # these formats have no grey
         pixels = np.concatenate([pixels[:, :, :1].repeat(3, axis=2), pixels[:, :, 1:]], axis=2)
     if pixels.shape[2] == 1:
@@ -320,6 +404,8 @@ def _write_with_pillow(file: Path, kind: str, stored: Stored, quality: int) -> N
     encoded = io.BytesIO()  # into a file, Pillow does not notice a full disk
     Image.fromarray(pixels).save(encoded, kind, **options)
     file.write_bytes(encoded.getbuffer())
+    if directories:
+        _append_directories(file, directories)
 
 
 def _write_png_16(file: Path, stored: Stored) -> None:
@@ -353,7 +439,7 @@ def _write_png_16(file: Path, stored: Stored) -> None:
 
 
 def _write_tiff_16(file: Path, stored: Stored) -> None:
-    """TIFF with 16 bits a channel. Of EXIF, the texts of its main directory are kept (camera, date, author)."""
+    """TIFF with 16 bits a channel. Of EXIF's main directory, the texts are kept (camera, date, author)."""
     import tifffile
 
     tags = Image.Exif()
@@ -376,3 +462,26 @@ def _write_tiff_16(file: Path, stored: Stored) -> None:
         metadata=None,
         software=False,
     )
+    if directories := _directories(tags):
+        _append_directories(file, directories)
+
+
+def _append_directories(file: Path, directories: dict[int, dict[int, Any]]) -> None:
+    """Append directories of EXIF to a TIFF, and a copy of its main directory that points to them."""
+    with file.open("r+b") as stream:
+        head = stream.read(8)
+        order = "<" if head.startswith(b"II") else ">"
+        stream.seek(struct.unpack(f"{order}I", head[4:])[0])
+        (count,) = struct.unpack(f"{order}H", stream.read(2))
+        entries = [stream.read(12) for _ in range(count)]
+        end = stream.seek(0, io.SEEK_END)
+        stream.write(b"\0" * (end % 2))
+        appended = ImageFileDirectory_v2(head)
+        for tag, directory in directories.items():
+            appended[tag] = directory
+        block = appended.tobytes(end := stream.tell())
+        entries += [block[2 + 12 * i : 14 + 12 * i] for i in range(len(directories))]
+        entries.sort(key=lambda entry: struct.unpack(f"{order}H", entry[:2]))
+        stream.write(block + struct.pack(f"{order}H", len(entries)) + b"".join(entries) + b"\0\0\0\0")
+        stream.seek(4)
+        stream.write(struct.pack(f"{order}I", end + len(block)))

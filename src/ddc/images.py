@@ -28,6 +28,7 @@ from ddc.formats import (
     Stored,
     open_image,
     read_file,
+    stored_image,
     write_file,
 )
 from ddc.storage import Remote, located
@@ -162,6 +163,14 @@ class Picture:
             return None
         return torch.from_numpy((unit_float(self.alpha) >= 0.5).astype(np.float32))[None]
 
+    def resized_alpha(self, height: int, width: int) -> Pixels | None:
+        """Alpha for a restored picture of this size."""
+        if self.alpha is None or self.alpha.shape == (height, width):
+            return self.alpha
+        plane = Image.fromarray(self.alpha if self.alpha.dtype == np.uint8 else self.alpha.astype(np.float32))
+        resized = np.asarray(plane.resize((width, height), Image.Resampling.BILINEAR))
+        return resized if self.alpha.dtype.kind == "f" else np.rint(resized).astype(self.alpha.dtype)
+
     @staticmethod
     def from_tensor(x: Tensor, **kept: Any) -> "Picture":
         """From (3, H, W) or (1, H, W) in [0, 1]. Values are kept as they are; writing clips them."""
@@ -178,16 +187,20 @@ class Picture:
         only_a_name = content is not None
         if content is None and isinstance(path, Remote):
             content = path.read_bytes()
-        pixels, icc, exif, several = read_file(path if content is None else content, path)
-        if several and not only_a_name:
+        stored = read_file(path if content is None else content, path)
+        if stored.several and not only_a_name:
             logger.warning("%s has several pages; the first is read", path)
-        if pixels.dtype.kind == "f":
-            pixels = checked_floats(path, pixels)
+        return Picture.from_stored(stored, path, path=path, content=content)
+
+    @staticmethod
+    def from_stored(stored: Stored, name: str | Path, **kept: Any) -> "Picture":
+        """From what a file holds; `name` is what an error calls it."""
+        pixels = checked_floats(name, stored.pixels) if stored.pixels.dtype.kind == "f" else stored.pixels
         channels = pixels.shape[2]
         alpha = pixels[:, :, -1] if channels in (2, 4) else None
         grey = channels < 3
         colour = np.broadcast_to(pixels[:, :, :1], (*pixels.shape[:2], 3)) if grey else pixels[:, :, :3]
-        return Picture(colour, alpha, 8 * pixels.dtype.itemsize, grey, icc, exif, path, content)
+        return Picture(colour, alpha, 8 * pixels.dtype.itemsize, grey, stored.icc, stored.exif, **kept)
 
     def write(self, path: str | Path, quality: int = 95) -> None:
         """Write a file, in the format of its name. It appears whole or not at all."""
@@ -221,6 +234,8 @@ class Picture:
 
 
 ImageLike = str | Path | Picture | Tensor | np.ndarray[Any, Any] | Image.Image  # what people give as an image
+MaskLike = str | Path | Tensor | np.ndarray[Any, Any] | Image.Image  # what they give as a mask
+KernelLike = str | Path | Tensor | np.ndarray[Any, Any]  # and as a kernel
 
 
 def as_picture(image: ImageLike) -> Picture:
@@ -230,10 +245,14 @@ def as_picture(image: ImageLike) -> Picture:
     if isinstance(image, (str, Path)):
         return Picture.read(image)
     if isinstance(image, Image.Image):
-        if image.has_transparency_data:
-            pixels = np.asarray(image.convert("RGBA"))
-            return Picture(pixels[:, :, :3], pixels[:, :, 3])
-        image = np.asarray(image.convert("RGB"))
+        return _from_pillow(image)
+    if not isinstance(image, (Tensor, np.ndarray)):
+        raise UserError(
+            f"a picture is a file's name, a Picture, a Pillow image, an array or a tensor, not {type(image).__name__}; "
+            "for bytes or an open file, use Picture.read('name.png', content=bytes)"
+        )
+    if 0 in image.shape:
+        raise UserError(f"the picture has no pixels: its shape is {tuple(image.shape)}; give at least one")
     if isinstance(image, Tensor):
         if image.dim() != 3 or image.shape[0] not in (1, 3):
             raise UserError(f"a picture's tensor is (3, H, W), not {tuple(image.shape)}")
@@ -247,6 +266,76 @@ def as_picture(image: ImageLike) -> Picture:
     if not floating:
         return Picture(image, bits=8 * image.dtype.itemsize)
     return Picture(checked_floats("the picture", image), bits=32)
+
+
+def _from_pillow(image: Image.Image) -> Picture:
+    """As if the image were read from a file; Pillow decodes it here, if it has not done so yet."""
+    if 0 in image.size:
+        raise UserError(f"the Pillow image has no pixels: its size is {image.width}×{image.height}; give at least one")
+    try:
+        stored = stored_image(image)
+    except UserError as error:
+        raise UserError(f"the Pillow image {error}") from None
+    except Exception as error:  # decoders raise nearly everything for a damaged file
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        advice = "convert it to RGB, or give the name of its file"
+        raise UserError(f"the Pillow image of mode {image.mode} cannot be read ({reason}); {advice}") from None
+    return Picture.from_stored(stored, "the Pillow image")
+
+
+def as_mask(mask: MaskLike, white: int) -> Tensor | str | Path:
+    """Whatever people give as a mask, as a tensor that is 1 where the picture is known; the name of a file is kept.
+
+    A Pillow image is taken as a mask file is, and so is an array of 8 bits that are not 0 and 1: pixels of at least the
+    brightness `white` are known.
+    """
+    if isinstance(mask, (str, Path)):
+        return mask
+    if isinstance(mask, Image.Image):
+        return _checked_mask(_known_pixels(as_picture(mask), white))
+    if not isinstance(mask, Tensor) and not (isinstance(mask, np.ndarray) and mask.dtype.kind in "buif"):
+        given = f"an array of {mask.dtype}" if isinstance(mask, np.ndarray) else type(mask).__name__
+        raise UserError(f"a mask is a file, a Pillow image, an array of numbers or a tensor, not {given}")
+    in_8_bits = mask.dtype in (np.uint8, torch.uint8)
+    values = mask if isinstance(mask, Tensor) else torch.from_numpy(mask.astype(np.float32))
+    return _checked_mask(values >= white) if in_8_bits and bool((values > 1).any()) else values
+
+
+def _known_pixels(mask: Picture, white: int) -> Tensor:
+    """From transparency, or from brightness if the picture is opaque, (H, W)."""
+    if mask.mask is not None and mask.alpha is not None and float(unit_float(mask.alpha).min()) < 1:
+        return mask.mask[0] > 0  # some programs save opaque images with alpha
+    brightness = Image.fromarray(quantise(mask.pixels, 8)).convert("L")
+    return torch.from_numpy(np.asarray(brightness) >= white)
+
+
+def _checked_mask(known: Tensor) -> Tensor:
+    holes = 1 - float(known.float().mean())
+    if holes in (0, 1):
+        lacks = "no known pixel" if holes else "no hole"
+        raise UserError(f"the mask has {lacks}; expected 0 (black) for a hole and 255 (white) for a known pixel")
+    if holes > 0.5:
+        logger.warning(
+            "%.0f %% of the mask are holes; black is a hole and white is known, so invert it if you meant the opposite",
+            100 * holes,
+        )
+    return known.float()
+
+
+def as_kernel(kernel: KernelLike) -> Tensor | str | Path:
+    """Whatever people give as a kernel, as a tensor; the name of a file is kept. An array is scaled so that its sum is 1,
+    as that of a file is."""
+    if isinstance(kernel, (str, Path, Tensor)):
+        return kernel
+    if not isinstance(kernel, np.ndarray):
+        raise UserError(f"a kernel is a file, a 2-D array of numbers or a tensor, not {type(kernel).__name__}")
+    if kernel.ndim != 2 or kernel.dtype.kind not in "uif":
+        raise UserError(f"the kernel is {kernel.ndim}-D of {kernel.dtype}; expected a 2-D array of numbers")
+    values = kernel.astype(np.float64)
+    total = float(values.sum())
+    if not (np.isfinite(total) and total > 0):
+        raise UserError(f"the kernel sums to {total}; expected finite numbers with a sum above 0")
+    return torch.from_numpy(values / total).float()
 
 
 def read_size(content: bytes) -> tuple[int, int] | None:
@@ -279,7 +368,7 @@ def appearing(path: Path) -> Iterator[Path]:
     temporary = Path(tempfile.gettempdir(), name) if remote else path.with_name(name)
     try:
         if not remote:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(path.parent)
         try:
             yield temporary
             if isinstance(path, Remote):
@@ -295,3 +384,11 @@ def appearing(path: Path) -> Iterator[Path]:
         of_the_disk = isinstance(error, OSError)
         advice = "check its name, the free space and the permissions" if of_the_disk else "try another format"
         raise UserError(f"{path} could not be written ({reason}); {advice}") from None
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), folder)
+        raise UserError(f"could not be written: {file} is not a folder; name another place") from None

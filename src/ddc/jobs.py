@@ -7,22 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict
 
-import numpy as np
-import PIL.Image
 import torch
 from torch import Tensor
 
 from ddc import estimates
 from ddc.diagnosis.treatment import NOTHING, Conditions, Treatment, plan_treatment, told_by_file, with_marks_filled
 from ddc.errors import UserError
-from ddc.images import ROUNDING_8_BIT, Picture, to_internal
+from ddc.images import ROUNDING_8_BIT, KernelLike, MaskLike, Picture, as_kernel, as_mask, to_internal
 from ddc.jpegfile import jpeg_settings
 from ddc.operators.base import LinearOperator, Operator, Size
 from ddc.operators.blur import Blur
 from ddc.operators.colorize import GREY, Colorize
 from ddc.operators.custom import check_adjoint
-from ddc.operators.inpaint import Inpaint
-from ddc.problems import DETECTED, Problem, Task, check_sigma
+from ddc.operators.inpaint import WHITE, Inpaint
+from ddc.problems import DETECTED, Problem, Task, check_sigma, check_whole
 from ddc.solvers.base import Callback, Run, Solver, Step, make_solver, sample_seeds
 from ddc.telling import Clock, Forecast
 from ddc.tiling import (
@@ -60,8 +58,8 @@ class Options(TypedDict, total=False):
     seed: int
     samples: int
     names: Sequence[str] | None
-    mask: Tensor | np.ndarray[Any, Any] | str | Path | None
-    kernel: Tensor | str | Path | None
+    mask: MaskLike | None
+    kernel: KernelLike | None
     operator_file: str | None
     scratches: bool
     fix_colours: bool
@@ -98,11 +96,11 @@ class Request:
     samples: int = 1
     """Restorations of each picture."""
     names: Sequence[str] | None = None
-    """Names of the pictures, instead of their files' names."""
-    mask: Tensor | np.ndarray[Any, Any] | str | Path | None = None
-    """For inpainting: 1 (white) where the picture is known, 0 (black) in its holes."""
-    kernel: Tensor | str | Path | None = None
-    """For the task blur: a kernel, or a file with one."""
+    """Names of the pictures, one for each, instead of their files' names."""
+    mask: MaskLike | None = None
+    """For inpainting: 1 (white; 255 in 8 bits) where the picture is known, 0 (black) in its holes."""
+    kernel: KernelLike | None = None
+    """For the task blur: a kernel, or a file with one. Arrays and files are scaled so that they sum to 1."""
     operator_file: str | None = None
     """For the task custom: "file.py:Class"."""
     scratches: bool = False
@@ -127,14 +125,14 @@ class Request:
     def __post_init__(self) -> None:
         if self.strength not in STRENGTHS:
             raise UserError(f"the strength is {self.strength!r}; expected one of {', '.join(STRENGTHS)}")
-        if self.samples < 1:
-            raise UserError(f"samples must be at least 1, not {self.samples}")
-        if self.batch is not None and self.batch < 1:
-            raise UserError(f"batch must be at least 1, not {self.batch}")
-        if self.tile is not None and self.tile != 0 and self.tile < SMALLEST_TILE:
+        for name, least in {"samples": 1, "batch": 1, "steps": None, "tile": None}.items():
+            if name == "samples" or getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least)
+        if self.tile and self.tile < SMALLEST_TILE:
             raise UserError(f"a tile must be at least {SMALLEST_TILE} pixels (or 0: never cut), not {self.tile}")
-        if isinstance(self.mask, np.ndarray):
-            self.mask = torch.from_numpy(self.mask)
+        self.kernel = None if self.kernel is None else as_kernel(self.kernel)
+        if self.task == "auto" and (self.mask is None) != (self.kernel is None):
+            self.task = "blur" if self.mask is None else "inpaint"  # nothing is left to detect
         if self.scratches and self.task != "auto":
             raise UserError("scratches are found by the task auto; name it, or give their mask to the task inpaint")
         self.method = make_solver(self.solver, self.steps)
@@ -232,7 +230,7 @@ class Request:
 
     def _mask(self, picture: Picture) -> Tensor | str | Path:
         if self.mask is not None:
-            return self.mask  # type: ignore[return-value]
+            return as_mask(self.mask, WHITE)
         name, mask = picture.path or "the picture", picture.mask
         if mask is None:
             raise UserError(f"{name} has no transparency and no mask was given; give one, {AS_MASK}")
@@ -256,6 +254,8 @@ class Request:
         self, picture: Picture, problem: Problem, index: int, solver: Solver, parts: Mapping[str, Any]
     ) -> list["Job"]:
         """One job for each sample of a picture; `parts` are the networks that the solver uses beside the prior."""
+        if self.names and index >= len(self.names):
+            raise UserError(f"there are more pictures than names ({len(self.names)}); give a name for each picture")
         name = self.names[index] if self.names else picture.path.name if picture.path else index
         if self.mask is None and isinstance(problem.operator, Inpaint) and not isinstance(self.task, Operator):
             picture = dataclasses.replace(picture, alpha=None)  # its alpha is the mask
@@ -321,12 +321,8 @@ class Job:
 
     def finish(self, x: Tensor) -> Picture:
         """The restored pixels (3, H, W) in [0, 1], with the metadata of the source."""
-        source, size = self.picture, (x.shape[-2], x.shape[-1])
-        alpha = source.alpha
-        if alpha is not None and alpha.shape != size:
-            plane = PIL.Image.fromarray(alpha if alpha.dtype == np.uint8 else alpha.astype(np.float32))
-            enlarged = np.asarray(plane.resize(size[::-1], PIL.Image.Resampling.BILINEAR))
-            alpha = enlarged if alpha.dtype.kind == "f" else np.rint(enlarged).astype(alpha.dtype)
+        source = self.picture
+        alpha = source.resized_alpha(x.shape[-2], x.shape[-1])
         grey = source.grey and not isinstance(self.problem.operator, Colorize)
         return dataclasses.replace(source, pixels=x.permute(1, 2, 0).numpy(), alpha=alpha, grey=grey)
 

@@ -380,7 +380,7 @@ def weight_paths(folder: Path) -> list[Path]:
         if (folder / single).is_file():
             return [folder / single]
     pickles = [p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth", ".ckpt"}]
-    hint = "; {} is a pickle, which is not opened: turn it into a folder with `ddc convert`"
+    hint = "; {} is a pickle, which is not opened: turn the folder into one with safetensors with `ddc convert`"
     raise UserError(f"{folder} has no weights ({WEIGHTS}.safetensors)" + (hint.format(pickles[0]) if pickles else ""))
 
 

@@ -34,6 +34,7 @@ from ddc.jobs import Execution, Job, Options, Request
 from ddc.latents import LatentPrior
 from ddc.operators.base import Operator, Size
 from ddc.operators.colorize import Colorize
+from ddc.operators.inpaint import Denoise
 from ddc.operators.natural import far_and_unmixed
 from ddc.perceptual import interval
 from ddc.priors import DataConsistency, Prior, autoencoder_folder
@@ -290,14 +291,14 @@ class RestorationPipeline:
         unknown = None
         if isinstance(problem.operator, Colorize) or problem.operator.scale > 8:
             unknown = problem.name
-        elif float(problem.sigma_y) > 1.5 * MOST_NOISE:
+        elif float(problem.sigma_y) > (2 if isinstance(problem.operator, Denoise) else 1.5) * MOST_NOISE:
             unknown = f"noise above {MOST_NOISE:g}"
         elif not problem.operator.local and far_and_unmixed(problem.operator, size, "posterior" in solver.needs):
             unknown = "an operator that mixes distant pixels"
         if unknown and self.folder == DEFAULT_MODEL:
             logger.warning(
-                "the shipped model was not trained for %s, so the result will be poor; the solver ddnm needs no training",
-                unknown,
+                "the shipped model was not trained for %s, so the result will be poor; the solver %s needs no training",
+                *(unknown, problem.solver_without_training()),
             )
 
     @property

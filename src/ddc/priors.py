@@ -364,9 +364,10 @@ def _betas(config: dict[str, Any]) -> Tensor:
         u = torch.arange(steps + 1, dtype=torch.float64) / steps
         f = torch.cos((u + 0.008) / 1.008 * math.pi / 2) ** 2
         return (1 - f[1:] / f[:-1]).clamp(max=0.999)
-    raise UserError(
-        f"the beta schedule {str(kind)[:40]!r} is not known; expected linear, scaled_linear or squaredcos_cap_v2"
-    )
+    if kind == "sigmoid":  # GeoDiff (2203.02923)
+        return start + (end - start) * torch.linspace(-6, 6, steps, dtype=torch.float64).sigmoid()
+    known = "linear, scaled_linear, squaredcos_cap_v2 or sigmoid"
+    raise UserError(f"the beta schedule {str(kind)[:40]!r} is not known; expected {known}")
 
 
 class DataConsistency(nn.Module):

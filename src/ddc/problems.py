@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
@@ -296,6 +297,12 @@ class Problem:
         """Returns y as a picture to look at: at image size, clipped to [-1, 1]."""
         return self.operator.to_image(y).clamp(-1, 1)
 
+    def solver_without_training(self) -> str:
+        """Returns a solver for this operator that needs the prior alone."""
+        if isinstance(self.operator, SVDOperator):
+            return "ddnm"
+        return "dds" if isinstance(self.operator, LinearOperator) else "dps"
+
     def suggested_solvers(self) -> str:
         """Returns the solvers that accept this operator, for error messages."""
         if isinstance(self.operator, SVDOperator):
@@ -337,6 +344,13 @@ def measure(
 def image_seeds(seed: int, purpose: str, names: Sequence[str]) -> list[int]:
     """Returns a seed for each picture, which depends on its name, on the user's seed and on what it is for."""
     return [derive_seed(seed, f"{purpose}/{name}") for name in names]
+
+
+def check_whole(name: str, value: object, least: int | None = None) -> None:
+    if not isinstance(value, Integral):
+        raise UserError(f"{name} must be a whole number, not {value!r}")
+    if least is not None and value < least:
+        raise UserError(f"{name} must be at least {least}, not {value}")
 
 
 def check_sigma(sigma_y: float | Tensor) -> None:

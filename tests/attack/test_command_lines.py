@@ -107,7 +107,7 @@ restore {photo} -o {out} --shard /
 restore {photo} -o {out} --shard 1/0
 restore {photo} -o {out} --shard ²/4
 restore {photo} -o {out} --shard -1/4
-restore {photo} -o {out} --mask {photo}
+restore {photo} -o {out} --task jpeg --mask {photo}
 restore {photo} -o {out} --task inpaint
 restore {photo} -o {out} --task inpaint --mask nowhere.png
 restore {photo} -o {out} --task inpaint --mask {folder}

@@ -110,6 +110,14 @@ def test_the_generator_goes_from_the_mean_to_a_sample(with_posterior: Path) -> N
         pipe(small, "sr4", solver="ddc", realism=0.5)
 
 
+def test_strong_noise_alone_gets_the_mean(with_posterior: Path) -> None:
+    parts = RestorationPipeline.from_pretrained(with_posterior).parts(Posterior(), make_problem("denoise"))
+    parts["posterior"].realism = 0.5
+    for task, sigma, realism in (("denoise", 0.14, 0.5), ("denoise", 0.16, 0.0), ("gauss", 0.16, 0.5)):
+        assert Posterior().settled(make_problem(task, sigma), parts).realism == realism
+    assert Posterior(realism=0.5).settled(make_problem("denoise", 0.16), parts).realism == 0.5
+
+
 @pytest.mark.usefixtures("small_metrics")
 @pytest.mark.parametrize(("realism", "sampler", "own"), [(0.0, "auto", 1), (1.0, "auto", 3), (1.0, "sde", 4)])
 def test_the_evaluations_of_message_passing_count(

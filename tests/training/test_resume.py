@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from training_parts import quick_arguments, tiny_prior_objective, write_config
+from training_parts import quick_arguments, tiny_objective, tiny_prior_objective, write_config
 
 from ddc.cli import main
 from ddc.errors import UserError
@@ -106,6 +106,12 @@ def test_the_last_step_is_saved_once(pictures: Path, tmp_path: Path, monkeypatch
     assert saved == [step(1), step(2)] and len(exported) == 2
     run(pictures, tmp_path, 2)  # nothing is left to do
     assert saved == [step(1), step(2)] and len(exported) == 3
+
+
+def test_a_run_of_another_kind_is_not_resumed(trained: Path, pictures: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(trained, tmp_path / "out")
+    with pytest.raises(UserError, match=r"is another kind of run: it has no --prior\. Give another --out"):
+        train(tiny_objective(pictures, out, steps=4), [].append)
 
 
 def test_a_changed_picture_is_noticed(pictures: Path, tmp_path: Path) -> None:

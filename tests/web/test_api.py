@@ -28,7 +28,7 @@ from ddc.pipeline import RestorationPipeline
 from ddc.web.api import Api, _options
 from ddc.web.folders import Store
 from ddc.web.limits import Limits
-from ddc.web.receiving import Refusal
+from ddc.web.receiving import Refusal, base_name
 from ddc.web.server import listen, serve
 from ddc.web.service import Service
 from ddc.web.uploads import Upload
@@ -107,6 +107,67 @@ def test_it_restores_as_the_command_line_does(server: Any, tiny_model: Path, tmp
     assert float(figures["seconds"]) > 0 and 'filename="photo_restored.jpg"' in answer.headers["content-disposition"]
 
 
+def test_the_seed_depends_on_the_name_as_it_was_sent(server: Any, tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x+y, [1].png"
+    path.write_bytes(encoded())
+    words = ["--task", "sr2", "--steps", "1", "--no-fast", "--device", "cpu", "--model", str(tiny_model)]
+    assert main(["restore", str(path), "-o", str(tmp_path / "out"), *words]) == 0
+    answer = send(server, path.name, path.read_bytes(), task="sr2", steps=1)
+    assert answer.content == (tmp_path / "out" / path.name).read_bytes()
+    assert send(server, "x_y_ _1_.png", path.read_bytes(), task="sr2", steps=1).content != answer.content
+    for given, name in (
+        ("C:\\a/x+y.png", "x+y.png"),
+        ("a\r\n\ud800b.png", "ab.png"),
+        ("..", "upload"),
+        (None, "upload"),
+    ):
+        assert base_name(given) == name
+    assert len(base_name("é" * 400)) == 255
+
+
+def test_parameters_may_be_fields_of_the_form(server: Any) -> None:
+    url, picture = f"{server.url}/api/restore", {"picture": ("a.png", encoded())}
+    answer = post(f"{url}?task=sr2", data={"task": "sr2", "steps": "1", "format": "bmp"}, files=picture)
+    assert answer.headers["x-ddc-task"] == "sr2" and answer.headers["content-type"] == "image/bmp"
+    assert Image.open(io.BytesIO(answer.content)).size == (96, 80) and answer.headers["x-ddc-evaluations"] == "2"
+    for fields, *words in (
+        ({"task": "sr4"}, "task is 'sr2' in the query and 'sr4' in the form", "give it once"),
+        ({"tusk": "sr2"}, "there is no parameter 'tusk'", "expected task, sigma"),
+        ({"steps": ["1", "1"]}, "steps is given twice"),
+        ({"steps": "0"}, "steps is '0'", "1 to 1000"),
+        ({"solver": "ddrm", "sigma": "7"}, "sigma is 7"),  # with the query's task
+        ({"mask": "@mask.png"}, "the field mask is a text", "expected a file"),
+    ):
+        refused(post(f"{url}?task=sr2", data=fields, files=picture), 400, *words)
+    refused(post(url, files=picture | {"task": ("a.png", b"x")}), 400, "a file in the field 'task'", "field picture")
+
+
+def test_a_good_picture_comes_back_as_it_was_sent(server: Any) -> None:
+    sent = encoded(data.chelsea()[60:180, 120:240], "WEBP", quality=97)
+    answer = send(server, "fine.webp", sent)
+    assert answer.headers["x-ddc-task"] == "nothing" and answer.headers["content-type"] == "image/webp"
+    assert answer.content == sent == send(server, "fine.webp", sent, format="webp").content
+    assert answer.content == send(server, "fine", sent, format="webp", samples=2).content
+    for name, kind in (("fine.webp", "png"), ("fine.png", "same")):  # the second has the wrong ending
+        answer = send(server, name, sent, format=kind)
+        assert Image.open(io.BytesIO(answer.content)).format == "PNG", answer.text
+        assert answer.headers["content-type"] == "image/png" and answer.headers["x-ddc-task"] == "nothing"
+
+
+def test_notes_are_also_about_the_files(server: Any) -> None:
+    pages = [Image.fromarray(CLEAN).convert("RGBA") for _ in range(2)]
+    buffer, masks = io.BytesIO(), io.BytesIO()
+    pages[0].save(buffer, "TIFF", save_all=True, append_images=pages[1:])
+    answer = send(server, "x+y.tiff", buffer.getvalue(), task="denoise", sigma=0.1, steps=1, format="jpg")
+    first, *_, last = json.loads(answer.headers["x-ddc-notes"])
+    assert first == "x+y.tiff has several pages; the first is read"
+    assert last == "x+y.tiff: the picture is laid on white, because JPEG has no transparency"
+    known = Image.fromarray(np.pad(np.zeros((20, 28), np.uint8), 10, constant_values=255))
+    known.save(masks, "TIFF", save_all=True, append_images=[known])
+    answer = send(server, mask=masks.getvalue(), task="inpaint", steps=1)
+    assert "/" not in answer.headers["x-ddc-notes"] and answer.status_code == 200
+
+
 def test_formats_tasks_and_notes(server: Any) -> None:
     answer = send(server, "small.webp", encoded(kind="WEBP"), task="sr2", format="png", steps=2)
     assert Image.open(io.BytesIO(answer.content)).format == "PNG"
@@ -120,7 +181,9 @@ def test_formats_tasks_and_notes(server: Any) -> None:
     assert answer.headers["x-ddc-task"] == "nothing" and answer.headers["x-ddc-evaluations"] == "0"
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(answer.content))), drawing)
     assert "draußen.png is left as it is" in json.loads(answer.headers["x-ddc-notes"])[0]
-    assert json.loads(answer.headers["x-ddc-found"]) == ["Nothing is wrong with it."]
+    assert json.loads(answer.headers["x-ddc-found"]) == ["It is a drawing or a screenshot, which is left alone."]
+    grey = send(server, "grey.png", encoded(np.full((64, 64, 3), 128, np.uint8)))
+    assert json.loads(grey.headers["x-ddc-found"]) == ["Nothing is wrong with it."]
 
 
 def test_realism_is_for_the_posterior_network(tmp_path: Path) -> None:
@@ -150,7 +213,9 @@ def test_a_mask_says_what_is_missing(server: Any) -> None:
     assert answer.status_code == 200
     changed = (np.asarray(Image.open(io.BytesIO(answer.content))) != CLEAN).any(axis=2)
     assert changed[10:20, 10:20].any() and changed.sum() == changed[10:20, 10:20].sum()
-    refused(send(server, task="inpaint"), 422, "a.png has no transparency")
+    missing = send(server, task="inpaint")
+    refused(missing, 422, "a.png has no transparency", "in the field mask of the form")
+    assert "--mask" not in missing.text
     refused(send(server, mask=encoded(known[:30]), task="inpaint"), 422, "48×30")
     refused(send(server, mask=encoded(known), task="denoise"), 422, "a mask was given")
     refused(send(server, mask=b"no picture", task="inpaint"), 422, "mask.png")
@@ -190,6 +255,7 @@ def test_wrong_pictures_are_refused_by_their_name(server: Any) -> None:
     refused(send(server, "a.npy", b"x" * 99), 422, "a.npy is not a picture")
     refused(send(server, "wide.png", encoded(np.zeros((400, 400, 3), np.uint8))), 422, "takes up to 0.1")
     refused(send(server, task="sr16"), 422, "takes up to 0.1")
+    refused(send(server, "dot.png", encoded(np.zeros((7, 9, 3), np.uint8))), 422, "dot.png", "at least 8 on each side")
     refused(send(server, "big.png", bytes(2**21)), 413, "larger")
     refused(post(f"{server.url}/api/restore", files={"other": b"x"}), 400, "field picture")
     twice = [("picture", ("a.png", encoded())), ("picture", ("b.png", encoded()))]
@@ -203,6 +269,8 @@ def test_its_pages(server: Any) -> None:
     parameters = {one["name"]: one for one in described["paths"]["/api/restore"]["post"]["parameters"]}
     assert described["openapi"].startswith("3.1") and list(parameters)[:3] == ["task", "sigma", "solver"]
     assert parameters["solver"]["schema"]["enum"] == server.work.solver_names()
+    body = described["paths"]["/api/restore"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+    assert list(body["properties"]) == ["picture", "mask", *parameters] and not body["additionalProperties"]
     for address in ("", "/", "/api", "/api/"):
         page = get(f"{server.url}{address}")
         assert "POST /api/restore" in page.text and all(f"<td>{name}</td>" in page.text for name in parameters)

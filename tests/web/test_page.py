@@ -335,6 +335,12 @@ def test_addresses_in_files_are_not_fetched(page: Any) -> None:
     assert not called.is_set()
 
 
+def test_the_command_names_the_file_as_the_visitor_does(page: Any) -> None:
+    visitor = Visitor(page)
+    assert visitor.call("uploaded", visitor.upload("a.png", png()) | {"orig_name": "x+y, [1].png"})["success"]
+    assert "ddc restore 'x+y, [1].png' -o 'x+y, [1]_restored.png'" in visitor.restore()["output"]["data"][4]
+
+
 def test_names_that_no_file_can_have(page: Any) -> None:
     visitor = Visitor(page)
     mine = visitor.upload("a.png", png())

@@ -406,6 +406,24 @@ def test_notes_call_the_picture_as_the_visitor_does(work: Service, tmp_path: Pat
     assert work.restore(stored, Choices(kind="Noise", steps=1)).notes == []
 
 
+def test_notes_are_also_about_the_files(work: Service, tmp_path: Path) -> None:
+    page = Image.fromarray(data.astronaut()[20:52, 180:228]).convert("RGBA")
+    page.save(tmp_path / "stored.tiff", save_all=True, append_images=[page])
+    done = work.restore(Upload(tmp_path / "stored.tiff", "x+y.tiff"), Choices(kind="Noise", steps=1, format="jpg"))
+    assert done.notes[0] == "x+y.tiff has several pages; the first is read"
+    assert done.notes[-1] == "x+y.tiff: the picture is laid on white, because JPEG has no transparency"
+    assert done.files[0].name == "x_y_restored.jpg" and "ddc restore x+y.tiff -o x+y_restored.jpg" in done.command
+
+
+def test_a_good_picture_is_not_encoded_again(work: Service, tmp_path: Path) -> None:
+    fine = saved(tmp_path / "fine.webp", data.chelsea()[60:180, 120:240], quality=97)
+    for format, kept in (("webp", True), ("png", False)):
+        (file,) = work.restore(fine, Choices(kind="Find out", format=format)).files
+        (other,) = work.restore_several([fine], "one-pass", format, lambda share, text: None, "visitor").files
+        assert (file.read_bytes() == fine.path.read_bytes()) == kept == (other.read_bytes() == fine.path.read_bytes())
+        assert file.suffix == other.suffix == f".{format}" and Picture.read(file).size == (120, 120)
+
+
 def test_heat_map() -> None:
     std = torch.linspace(0, 0.2, 256).expand(3, 4, 256)
     heat = heat_map(std)

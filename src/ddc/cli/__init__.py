@@ -48,7 +48,8 @@ def _print_any_name() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. 0: done; 1: some files failed; 2: nothing could be done; 130: interrupted."""
+    """Run one command. 0: done; 1: some files failed; 2: nothing could be done; 130: interrupted; 141: the reader of
+    its output has gone."""
     _print_any_name()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -80,13 +81,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from ddc.storage import use_urls
 
             use_urls(settings)
-        return int(settings.run())
+        code = int(settings.run())
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"ddc: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output has gone, as in `ddc … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 141
     except OSError as error:  # a closed folder, a full disk
         what = f"{error.filename} cannot be used ({error.strerror})" if error.filename else str(error)
         print(f"ddc: {UserError(what)}; check the name, the permissions and the free space", file=sys.stderr)

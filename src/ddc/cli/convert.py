@@ -15,7 +15,7 @@ class Convert:
     and safetensors, or choose a class of a class-conditional diffusers model."""
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")]
-    """The checkpoint, for example 256x256_diffusion_uncond.pt or celeba_hq.ckpt, or a folder of a class-conditional model."""
+    """The checkpoint, for example 256x256_diffusion_uncond.pt or celeba_hq.ckpt, or a diffusers folder that is class-conditional or has .bin weights."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """The new folder."""
     options: Annotated[GuidedOptions, tyro.conf.arg(name="")] = field(default_factory=GuidedOptions)

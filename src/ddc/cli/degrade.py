@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from ddc.cli.files import FileOptions, kernel_in_order, progress_bar, shown
+from ddc.cli.files import FileOptions, explained, kernel_in_order, progress_bar, shown
 from ddc.errors import UserError
 
 
@@ -34,6 +34,7 @@ class Degrade(FileOptions):
         from ddc.degrade import degrade
         from ddc.images import KEEPS_ALPHA, check_writable
         from ddc.problems import Task, check_sigma
+        from ddc.telling import noting
 
         report = self.plan(default_ext="png")
         check_sigma(self.sigma)
@@ -50,9 +51,10 @@ class Degrade(FileOptions):
                 given = (item.source.name, self.mask, kernel, self.operator)
                 floating = item.target.suffix.lower() == ".npy"
                 try:
-                    measured = degrade(picture, task, self.sigma, self.seed, *given, floating=floating)
-                except UserError as error:
-                    report.failed(item.source, error)
+                    with noting(report.notes[item], report.told):
+                        measured = degrade(picture, task, self.sigma, self.seed, *given, floating=floating)
+                except Exception as error:
+                    report.failed(item.source, explained(error, item.source))
                     continue
                 height, width = measured.size
                 facts = {"task": task.name, "sigma": self.sigma, "seed": self.seed, "width": width, "height": height}

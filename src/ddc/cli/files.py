@@ -5,13 +5,14 @@ import logging
 import os
 import re
 import sys
-from collections import deque
+import uuid
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TextIO
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -23,14 +24,11 @@ from ddc.storage import Remote
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ddc.diagnosis.content import Mask
     from ddc.images import Picture
 
 logger = logging.getLogger("ddc")
 
-DOUBT_OF_WHITE = 0.25  # half the width of an interval that is white in the picture of it
 IN_FLIGHT = 8  # files of a bucket that are read ahead, and that wait to be written
-STD_OF_WHITE = 0.1  # the standard deviation that is white in the picture of it
 
 # Formats that are not written. As the name of a folder, such a name would be a surprise.
 OTHER_FORMATS = {
@@ -85,8 +83,8 @@ class FileOptions:
     urls: ClassVar = ("inputs", "out")  # options that may be URLs
 
     inputs: Annotated[tuple[Path, ...], tyro.conf.Positional, shown("IN…")]
-    """Pictures, and folders of pictures. Folders are searched with their subfolders, whose tree is kept. A URL
-    (s3://bucket/folder, gs://, hf://, https://) is a folder, too."""
+    """Pictures, and folders of pictures. Folders are searched with their subfolders, whose tree is kept. Links to folders
+    are not followed; name them as well. A URL (s3://bucket/folder, gs://, hf://, https://) is a folder, too."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="OUT")]
     """The folder of the results, or the name of the result if IN is one picture."""
     ext: Annotated[str | None, shown("EXT")] = None
@@ -134,8 +132,8 @@ class FileOptions:
             items = [
                 item for item in items if not (holds(item.target.exists) if there is None else item.target in there)
             ]
-        if items and isinstance(self.out, Remote):
-            (self.out.parent if self.names_a_file() else self.out).check_writable()
+        if items:
+            check_folder(self.out.parent if self.names_a_file() else self.out)
         return Report(self, items, closed)
 
     def _checked_ext(self, default: str | None) -> str | None:
@@ -182,6 +180,11 @@ class FileOptions:
         beside += [f"{target.stem}_scratches.png"] if self.scratches else []
         return [target, *(target.with_name(name) for name in beside)]
 
+    def name_of(self, source: Path) -> str:
+        """A picture as messages name it: by its path below the folder that was given."""
+        folder = next((path for path in self.inputs if path in source.parents), None)
+        return source.name if folder is None else str(source.relative_to(folder))
+
     def _refuse_collisions(self, items: list[Item]) -> None:
         sources = {os.path.realpath(item.source) for item in items}  # Path.resolve raises for a link to itself
         taken: dict[str, Path] = {}
@@ -225,26 +228,51 @@ def holds(check: Callable[[], bool]) -> bool:
         return False
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse a folder for results that cannot be written, before there is something to write. If it does not exist, the
+    folder that it will be made in is tried, so that nothing is left behind."""
+    if isinstance(folder, Remote):
+        return folder.check_writable()
+    existing = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), folder)
+    probe = existing / f".ddc-{uuid.uuid4().hex}.part"
+    try:
+        probe.write_bytes(b"ddc")
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written ({error.strerror}); check its permissions, or give another place with -o"
+        ) from None
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+
+
 def find_pictures(
     paths: Iterable[Path], outside: Path | None = None, closed: list[OSError] | None = None
 ) -> list[tuple[Path, Path]]:
     """The files that are named, and every picture below the folders, sorted; each with its path below its folder.
 
-    Other files, hidden files, and everything below the folder `outside` (where results go) are ignored. Folders that
-    cannot be opened are added to `closed`.
+    Other files, hidden files, and everything below the folder `outside` (where results go) are ignored; pictures in other
+    formats are counted in a warning. Folders that cannot be opened are added to `closed`.
     """
     closed = [] if closed is None else closed
     found: list[tuple[Path, Path]] = []
     empty: list[Path] = []
+    others = Counter[str]()
     for path in paths:
         if not holds(path.is_dir):
             found.append((path, Path(path.name)))
             continue
-        inside = _pictures_below(path, outside, closed)
+        files = _pictures_below(path, outside, closed)
+        inside = [file for file in files if file.suffix.lower() in FORMATS]
+        others.update(suffix for file in files if (suffix := file.suffix.lower()) in OTHER_FORMATS)
         if not inside and not closed:
             empty.append(path)
         relative = [(file, file.relative_to(path)) for file in inside]
         found += sorted(relative, key=lambda pair: pair[1].as_posix())
+    if others:
+        count, endings = others.total(), ", ".join(sorted(suffix[1:] for suffix in others))
+        what = "1 file of another format was" if count == 1 else f"{count} files of other formats were"
+        logger.warning("%s left out (%s)", what, endings)
     for path in empty:
         message = f"{path} has no pictures in it; expected {READABLE} files"
         if not found:
@@ -254,16 +282,20 @@ def find_pictures(
 
 
 def _pictures_below(path: Path, outside: Path | None, closed: list[OSError]) -> list[Path]:
+    """Every picture below a folder, also in formats that are not read."""
+    known = FORMATS.keys() | OTHER_FORMATS
     if isinstance(path, Remote):
         names = [name for name in path.files() if not re.search(r"(^|/)\.", name)]
-        files = [path / name for name in names if Path(name).suffix.lower() in FORMATS]
+        files = [path / name for name in names if Path(name).suffix.lower() in known]
         return [file for file in files if outside in (None, path) or outside not in file.parents]
     excluded = None if outside is None else os.path.realpath(outside)
     inside = []
     for folder, folders, names in os.walk(path, onerror=closed.append):
         here = Path(folder)
         folders[:] = [name for name in folders if name[0] != "." and os.path.realpath(here / name) != excluded]
-        inside += [here / name for name in names if name[0] != "." and Path(name).suffix.lower() in FORMATS]
+        for link in sorted(name for name in folders if (here / name).is_symlink()):
+            logger.warning("%s is a link to a folder, which is not followed; name it as well", here / link)
+        inside += [here / name for name in names if name[0] != "." and Path(name).suffix.lower() in known]
     return inside
 
 
@@ -277,6 +309,8 @@ class Report:
     done: int = 0
     failures: list[dict[str, str]] = field(default_factory=list)
     waiting: deque[tuple[Item, dict[str, Any], Future[None]]] = field(default_factory=deque)
+    notes: dict[Item, list[str]] = field(default_factory=lambda: defaultdict(list))  # the warnings of reading
+    told: set[str] = field(default_factory=set)  # warnings that were logged
     stream: TextIO | None = None  # where the lines about results go; None is stdout
 
     def __enter__(self) -> "Report":
@@ -285,9 +319,11 @@ class Report:
         self.reader, self.writer = ThreadPoolExecutor(self.ahead), ThreadPoolExecutor(self.behind)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.reader.shutdown()
         self.writer.shutdown()
+        if kind is KeyboardInterrupt:  # list what was written
+            self.settle()
 
     @property
     def begun(self) -> int:
@@ -297,21 +333,26 @@ class Report:
     def pictures(self) -> Iterator[tuple[Item, "Picture"]]:
         """The pictures that can be read; the next one is decoded while this one is restored."""
         from ddc.images import Picture
+        from ddc.telling import noting
 
         coming: deque[Future[Picture]] = deque()
         for index, item in enumerate(self.items):
             for later in self.items[index + len(coming) : index + 1 + self.ahead]:
-                coming.append(self.reader.submit(Picture.read, later.source))
+                coming.append(self.reader.submit(noting(self.notes[later], self.told)(Picture.read), later.source))
             try:
                 picture = coming.popleft().result()
-            except UserError as error:
-                self.failed(item.source, error)
+            except Exception as error:
+                self.failed(item.source, explained(error, item.source))
                 continue
             yield item, picture
 
     def write(self, item: Item, facts: dict[str, Any], write: Callable[[], None]) -> None:
-        """Call `write` in the thread; `facts` are reported when that is done."""
-        self.waiting.append((item, facts, self.writer.submit(write)))
+        """Call `write` in the thread; `facts` are reported when that is done, with all warnings in their notes."""
+        from ddc.telling import noting
+
+        notes = self.notes.pop(item, [])
+        notes += [note for note in facts.get("notes", []) if note not in notes]
+        self.waiting.append((item, facts | {"notes": notes}, self.writer.submit(noting(notes, self.told)(write))))
 
     def settle(self, at_most: int = 0) -> None:
         """Wait until at most so many results are waiting to be written."""
@@ -319,27 +360,27 @@ class Report:
             item, facts, future = self.waiting.popleft()
             try:
                 future.result()
-            except UserError as error:
-                self.failed(item.source, error)
+            except Exception as error:
+                self.failed(item.source, explained(error, item.source))
                 continue
             self.finished({"input": str(item.source), "output": str(item.target), **facts})
 
     def finished(self, line: dict[str, Any]) -> None:
         """Print what was written; `line` is that of --json."""
         self.done += 1
-        print(json.dumps(line) if self.options.json else line["output"], file=self.stream)
+        print_line(json.dumps(line) if self.options.json else line["output"], self.stream or sys.stdout)
 
     def say(self, text: str) -> None:
         """Print what was found in a picture, or how long it takes."""
-        print(text, file=sys.stderr)
+        print_line(text, sys.stderr)
 
     def failed(self, source: Path, error: UserError) -> None:
         self.failures.append({"input": str(source), "error": str(error)})
         if self.options.json:
-            print(json.dumps(self.failures[-1]), file=self.stream)
+            print_line(json.dumps(self.failures[-1]), self.stream or sys.stdout)
         if len(self.items) + len(self.closed) == 1:
             raise error  # the only picture: the command itself has failed
-        print(f"ddc: {error}", file=sys.stderr)
+        print_line(f"ddc: {error}", sys.stderr)
 
     def exit_code(self) -> int:
         """0 if all is done; 1 if something failed, which is listed in the manifest; if all failed, a `UserError`."""
@@ -361,10 +402,27 @@ class Report:
             with appearing(manifest) as temporary:
                 text = json.dumps(self.failures, indent=2, ensure_ascii=False) + "\n"
                 temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-            print(f"{failed}; they are listed in {manifest}", file=sys.stderr)
+            print_line(f"{failed}; they are listed in {manifest}", sys.stderr)
         except UserError as error:
-            print(f"{failed}; {error}", file=sys.stderr)
+            print_line(f"{failed}; {error}", sys.stderr)
         return 1
+
+
+def print_line(text: str, stream: TextIO) -> None:
+    """Print a line at once. If its reader has gone, as in `ddc … | head`, the work goes on without output."""
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def explained(error: Exception, source: Path) -> UserError:
+    """What went wrong with a picture, as people read it. Any other error than a `UserError` is a defect of this program."""
+    if isinstance(error, UserError):
+        return error
+    logger.debug("%s", source, exc_info=error)
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return UserError(f"{source} failed with an unexpected error ({what}); please report it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,39 +449,6 @@ def kernel_in_order(path: Path | None, correlation: bool) -> "Path | Tensor | No
     turned = read_kernel(path).flip(0, 1)
     # the centre of n taps is n // 2, which an even number of taps would lose when it is turned
     return pad(turned, (1 - turned.shape[1] % 2, 0, 1 - turned.shape[0] % 2, 0))
-
-
-def write_result(
-    files: list[Path],
-    mean: "Picture",
-    samples: "list[Picture]",
-    std: "Tensor",
-    doubt: "tuple[Tensor, Tensor] | None",
-    marks: "Mask | Literal[False] | None",
-    quality: int,
-) -> None:
-    """Write the files of a picture, which are `FileOptions.written`: of one sample, or of several. `marks` are the
-    scratches, False if they were not searched."""
-    import numpy as np
-    import torch
-
-    from ddc.images import Picture, appearing
-
-    if marks is not False:
-        known = torch.ones(1, *mean.size) if marks is None else 1 - torch.from_numpy(marks)[None].float()
-        Picture.from_tensor(known, grey=True).write(files.pop())
-    if doubt is not None:
-        half = (doubt[1] - doubt[0]).mean(0, keepdim=True) / 2
-        Picture.from_tensor((half / DOUBT_OF_WHITE).clamp(0, 1), grey=True).write(files.pop())
-    if len(samples) == 1:
-        return mean.write(files[0], quality)
-    target, *numbered, std_numbers, std_picture = files
-    for path, sample in zip(numbered, samples, strict=True):
-        sample.write(path, quality)
-    with appearing(std_numbers) as temporary, temporary.open("wb") as file:
-        np.save(file, std.permute(1, 2, 0).numpy())
-    Picture.from_tensor(std.mean(0, keepdim=True) / STD_OF_WHITE, grey=True).write(std_picture)
-    mean.write(target, quality)
 
 
 @contextmanager

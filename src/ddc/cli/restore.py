@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from ddc.cli.files import FileOptions, Item, RayOptions, Report, kernel_in_order, progress_bar, shown, write_result
+from ddc.cli.files import (
+    FileOptions,
+    Item,
+    RayOptions,
+    Report,
+    explained,
+    kernel_in_order,
+    progress_bar,
+    shown,
+)
+from ddc.cli.writing import write_result
 from ddc.errors import UserError
+from ddc.formats import MAX_WEBP_SIDE, check_fits
 from ddc.notation import duration
 
 if TYPE_CHECKING:
@@ -22,6 +33,7 @@ if TYPE_CHECKING:
 
 
 BESIDE = Path("NAME_restored.png")  # beside the picture, where no other place is named
+LARGEST_SCALE = 16  # of a task
 LONG = 60  # seconds from which a quicker way is named
 
 
@@ -125,8 +137,9 @@ class Restore(RayOptions, FileOptions):
             for _, neighbours in groupby(report.pictures(), key=lambda entry: entry[1].pixels.shape):
                 while group := list(islice(neighbours, batch)):
                     for entries, result in self._results(pipe, group, report, show):
-                        for index, (item, _) in enumerate(entries):
-                            self._hand_over(item, result, index, report)
+                        for index, (item, picture) in enumerate(entries):
+                            unchanged = result.pictures[index] is picture
+                            self._hand_over(item, result, index, report, unchanged)
                     report.settle(batch)
             report.settle()
 
@@ -177,30 +190,47 @@ class Restore(RayOptions, FileOptions):
         """Restore a group; if that fails, restore each picture by itself, so that only the bad one is lost."""
 
         begun, options = report.begun, self._options()
-        names = [item.source.name for item, _ in group]
-        options["names"] = names
+        options["names"] = [item.source.name for item, _ in group]  # of which the seeds are made
+        names = [self.name_of(item.source) for item, _ in group]
         if show is not None:
             options["progress"] = lambda share: show(begun + share * len(group))
         options["forecast"] = lambda forecast: report.say(self._forecast_text(names, forecast, pipe.device.type))
         options["planned"] = lambda index, plan: report.say(f"{names[index]}: {plan.in_words()}")
         try:
+            for item, picture in group:
+                self._check_size(item, *picture.pixels.shape[:2])
             yield group, pipe([picture for _, picture in group], self._task(), **options)
-        except UserError as error:
+        except Exception as error:
             if len(group) == 1:
-                report.failed(group[0][0].source, error)
+                source = group[0][0].source
+                report.failed(source, explained(error, source))
                 return
             for one in group:
                 yield from self._results(pipe, [one], report, show)
 
-    def _hand_over(self, item: Item, result: "RestorationResult", index: int, report: Report) -> None:
+    def _check_size(self, item: Item, height: int, width: int) -> None:
+        """Refuse a result that its format cannot hold, before it is made."""
+        if LARGEST_SCALE * max(height, width) <= MAX_WEBP_SIDE:  # the smallest limit of a format
+            return
+        from ddc.problems import DETECTED, Task
+
+        name = self._task()
+        scale = 1 if name in DETECTED else int(Task.parse(name).numbers.get("scale", 1))
+        check_fits(item.target, scale * height, scale * width)
+
+    def _hand_over(self, item: Item, result: "RestorationResult", index: int, report: Report, unchanged: bool) -> None:
         """Have a result written, and print what was detected."""
         facts = self._facts(item, result, index)
         if self.task == "deblur":
-            report.say(f"{item.source.name}: restored as {facts['task']} with noise {facts['sigma']:.3f}")
+            report.say(f"{self.name_of(item.source)}: restored as {facts['task']} with noise {facts['sigma']:.3f}")
+        files, mean = self.written(item), result.mean[index]
+        if len(files) == 1 and not unchanged:
+            report.write(item, facts, partial(mean.write, files[0], self.quality))
+            return
         doubt = result.intervals[index] if self.doubt else None
         marks = self.scratches and result.marks[index]
-        parts = (result.mean[index], result.samples[index], result.std[index], doubt, marks)
-        report.write(item, facts, partial(write_result, self.written(item), *parts, self.quality))
+        parts = (mean, result.samples[index], result.std[index], doubt, marks)
+        report.write(item, facts, partial(write_result, files, *parts, self.quality, unchanged))
 
     def _facts(self, item: Item, result: "RestorationResult", index: int) -> dict[str, Any]:
         height, width = result.pictures[index].pixels.shape[:2]
@@ -209,7 +239,7 @@ class Restore(RayOptions, FileOptions):
         return {
             "task": result.tasks[index],
             "sigma": round(result.sigma[index], 6),
-            "solver": result.solvers[index] or self._solver(),
+            "solver": result.solvers[index] or None,  # where nothing was done
             "seed": self.seed,
             "samples": self.samples,
             "width": width,
@@ -230,7 +260,7 @@ class Restore(RayOptions, FileOptions):
         from ddc.solvers.base import make_solver
 
         solver = make_solver(self._solver(), self.steps)
-        if device != "cpu" or forecast.seconds < LONG or solver.name in ("one-pass", "posterior"):
+        if device != "cpu" or forecast.seconds < LONG or solver.name != "ddc":
             return text
         quick = duration(forecast.seconds / solver.evaluations())
         return f"{text}. With --solver one-pass it takes about {quick}; the result is nearly as good, except for strong noise"

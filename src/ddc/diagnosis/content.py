@@ -21,7 +21,11 @@ FADED_BLACK, FADED_RANGE, TINTED = 0.07, 0.75, 0.1  # the darkest value, the ran
 
 
 def is_drawing(pixels: Plane) -> bool:
-    """Returns whether pixels (h, w, 3) in [0, 1] are line art or a screenshot: few flat colours and sharp edges."""
+    """Returns whether pixels (h, w, 3), black 0 and white 1, are line art or a screenshot: few flat colours and sharp edges.
+    A picture of black and white alone is one too, dithered ones among them."""
+    pixels = pixels.clip(0, 1)
+    if np.isin(pixels, (0, 1)).all():
+        return True
     colours = (pixels * 31.99).astype(int) @ np.array([1024, 32, 1])
     counts = np.bincount(colours.ravel(), minlength=32768)
     common = np.sort(counts)[-3:].sum() / colours.size

@@ -11,8 +11,8 @@ from ddc.diagnosis.content import Fading, Mask, belongs_to_picture, find_fading,
 from ddc.diagnosis.enlarged_jpeg import EnlargedJPEG, detect_enlarged_jpeg
 from ddc.diagnosis.enlargement import SURE, Enlargement, detect_enlargement, is_soft, without_enlargement
 from ddc.diagnosis.grain import Noise, measure_noise
-from ddc.diagnosis.planes import Plane, luma_chroma, middle
-from ddc.diagnosis.shake import estimate_kernel, explains, spread_of
+from ddc.diagnosis.planes import Plane, luma_chroma, middle, middle_of
+from ddc.diagnosis.shake import estimate_kernel, explains, is_cut_off, spread_of
 from ddc.errors import UserError
 from ddc.estimates import (
     BLURRED,
@@ -39,7 +39,7 @@ SHAKEN = 2.0  # pixels of a kernel's spread; less may be texture
 BLURRED_IN_JPEG = 1.5  # pixels of a blur that is worth undoing beneath JPEG: cameras' pictures are as soft at full size
 LARGE_HOLE = 100  # pixels across, from which on the filling is invention
 LIKE_DEMOSAICING = 0.05  # from the factor 2, of which demosaicing leaves weak traces
-STRONGEST = 0.12  # σ that is assumed at most
+STRONGEST = 0.2  # σ that is assumed at most
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,11 @@ def examine(picture: Picture) -> Findings:
     alpha = None if picture.alpha is None else unit_float(picture.alpha)
     cut_out = alpha is not None and belongs_to_picture(alpha)
     hole = 0 if alpha is None or cut_out else _hole(alpha)
-    if hole or cut_out or is_drawing(pixels):
-        return Findings(hole=hole, cut_out=cut_out, drawing=not hole and is_drawing(pixels))
+    if hole or is_drawing(pixels):
+        return Findings(hole=hole, cut_out=cut_out, drawing=not hole)
+    if alpha is not None and cut_out:  # blocks that touch black do not count
+        seen = alpha[tuple(middle_of(picture, SIDE))] >= 1
+        return Findings(cut_out=True, noise=measure_noise(pixels * seen[:, :, None]))
     settings = jpeg_settings(picture.file)
     luma = luma_chroma(pixels)[0]
     blocks = detect_blocks(luma, settings and settings.quality)
@@ -191,7 +194,7 @@ def _shake(
         return None
     kernel, spectrum = estimate_kernel(luma), direction_spectrum(luma, with_jpeg_noise(picture, sigma))
     in_jpeg = quality is not None and quality < COARSE_JPEG
-    if spread_of(kernel) < SHAKEN or not explains(spectrum, kernel, blur, in_jpeg):
+    if spread_of(kernel) < SHAKEN or is_cut_off(kernel) or not explains(spectrum, kernel, blur, in_jpeg):
         return None
     # a shaken picture has so little detail that JPEG adds little noise; a sharp one contradicts the kernel
     return kernel if is_possible(picture, KernelBlur(kernel), sigma) else None

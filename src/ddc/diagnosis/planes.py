@@ -19,10 +19,16 @@ WHITE = np.sqrt(
 
 
 def middle(picture: Picture, side: int) -> Plane:
-    """Returns the middle of a picture, at most `side` pixels high and wide, (h, w, 3) in [0, 1]. It begins at a
-    multiple of 16 pixels, so that blocks of JPEG lie as in the whole picture."""
-    rows, columns = (slice(start := max(0, (length - side) // 32 * 16), start + side) for length in picture.size)
+    """Returns the middle of a picture, at most `side` pixels high and wide, (h, w, 3) in [0, 1]."""
+    rows, columns = middle_of(picture, side)
     return unit_float(picture.pixels[rows, columns])
+
+
+def middle_of(picture: Picture, side: int) -> tuple[slice, slice]:
+    """Returns the rows and columns of the middle of a picture. They begin at a multiple of 16 pixels, so that blocks of JPEG
+    lie as in the whole picture."""
+    top, left = (max(0, (length - side) // 32 * 16) for length in picture.size)
+    return slice(top, top + side), slice(left, left + side)
 
 
 def luma_chroma(pixels: Plane) -> Plane:

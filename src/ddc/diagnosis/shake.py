@@ -75,6 +75,11 @@ def spread_of(kernel: Tensor) -> float:
     return float(torch.linalg.eigvalsh((offset * weight.flatten()) @ offset.T).max().clamp(min=0).sqrt())
 
 
+def is_cut_off(kernel: Tensor) -> bool:
+    """Returns whether a kernel fills its window from side to side, so that the path is probably longer."""
+    return any(int((kernel.sum(axis) > 0).sum()) >= TAPS - 1 for axis in (0, 1))
+
+
 def _kernel(luma: Tensor, taps: int) -> Tensor:
     kernel, edges = None, EDGES
     for level in range(math.ceil(2 * math.log2(taps / COARSEST)), -1, -1):

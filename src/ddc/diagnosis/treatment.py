@@ -16,7 +16,7 @@ from ddc.diagnosis.blocks import saved, with_margin
 from ddc.diagnosis.content import Mask, find_marks
 from ddc.diagnosis.enlarged_jpeg import EnlargedJPEG
 from ddc.diagnosis.enlargement import without_enlargement
-from ddc.diagnosis.findings import Findings, examine
+from ddc.diagnosis.findings import STRONGEST, Findings, examine
 from ddc.diagnosis.grain import Noise
 from ddc.diagnosis.planes import luma_chroma
 from ddc.estimates import COARSEST_TO_DEBLUR, is_possible
@@ -28,7 +28,6 @@ from ddc.operators.inpaint import Denoise, Inpaint
 from ddc.problems import Problem, Task
 
 NOTHING = "nothing"  # the task of a picture that is returned as it is
-STRONGEST = 0.12  # σ that is assumed at most
 AREAS = np.array(
     [1 - math.pi / 16, 3 * math.pi / 64, math.pi / 64]
 )  # shares of the bands of `grain` in all frequencies
@@ -183,7 +182,7 @@ def treatment(found: Findings, strength: float = 1.0) -> Treatment | None:
     """Returns what to do about the findings with a network that knows one task at a time; None if nothing."""
     if found.hole:
         return Treatment("inpaint")
-    if found.drawing or found.cut_out:
+    if found.drawing or (found.cut_out and not found.noise.found):
         return None
 
     def plan(task: str, sigma: float, **other: Any) -> Treatment:
@@ -202,7 +201,10 @@ def treatment(found: Findings, strength: float = 1.0) -> Treatment | None:
         return plan("denoise", max(1.1 * found.strength, found.noise.covering))
     if found.compressed and quality >= COARSEST_TO_DEBLUR and not found.saved_again:
         # the errors of fine quantisation, and weak noise before it, are most like noise
-        return None if found.soft else plan("denoise", 1.5 * jpeg_error(quality), solver="one-pass")
+        error = 1.5 * jpeg_error(quality)
+        if found.noise == Noise() and found.sigma > error:  # too dark or too bright for a second opinion
+            return plan("denoise", 1.1 * found.sigma)
+        return None if found.soft else plan("denoise", error, solver="one-pass")
     if found.compressed:
         first = found.first
         if first is not None:

@@ -62,6 +62,7 @@ MIRRORED = ((-1,), (-2, -1), (-2,))  # axes along which the further copies are t
 MARGIN = 8  # pixels by which a noisy picture is continued, because the network leaves noise in its outermost ones
 # share of σ at which a mean is denoised again, and the least σ for which that is worth its time
 AGAIN, LEAST_AGAIN = 0.15, 0.04
+MOST_FOR_SHARP = 0.15  # σ of noise alone, up to which a sharp estimate is better than the mean
 WIDE_HOLE = 24  # pixels: a hole with a square of this side inside is wide
 
 
@@ -76,7 +77,7 @@ class Posterior(Solver):
     steps: int = 20
     """Network evaluations of a sample by the SDE; the first is the mean. The generator has its own number."""
     realism: float | None = None
-    """0 has the least error, 0.5 is sharp if the network can, 1 is a sample. None: the network's, but no mean in wide holes."""
+    """0 has the least error, 0.5 is sharp if the network can, 1 is a sample. None: the network's; 0 for noise alone above 0.15; no mean in wide holes."""
     sampler: Literal["auto", "generator", "sde"] = "auto"
     """How a sample is drawn; auto is the generator if the network was trained as one."""
     wide: bool | None = None
@@ -116,7 +117,9 @@ class Posterior(Solver):
         if wide is None and len(set((found := wide_holes(problem.operator)).tolist())) == 1:
             wide = bool(found[0])
         if realism is None and wide is not None:  # else each picture of the batch has its own
-            realism = network.in_wide_holes if wide else network.realism
+            realism = (
+                network.in_wide_holes if wide else 0.0 if _is_noise_above(MOST_FOR_SHARP, problem) else network.realism
+            )
         steps, unmix, rounds, operator = self.steps, self.unmix, self.rounds, problem.operator
         if generator and sampler == "generator":
             steps = 1 + len(generator[0])
@@ -130,8 +133,7 @@ class Posterior(Solver):
             rounds = usual_rounds(problem.sigma, realism) if isinstance(operator, KernelBlur) and not told else 0
         again, copies = self.again, 1 if self.copies is None else self.copies
         if again is None:
-            noisy = bool((torch.as_tensor(problem.sigma) >= LEAST_AGAIN * INTERNAL_RANGE).all())
-            again = isinstance(operator, Denoise) and noisy and realism == 0 and not told
+            again = realism == 0 and not told and _is_noise_above(LEAST_AGAIN, problem)
         chosen = dataclasses.replace(self, sampler=sampler, wide=wide, realism=realism, steps=steps, unmix=unmix)
         return dataclasses.replace(chosen, rounds=rounds, again=again, copies=copies)
 
@@ -254,6 +256,12 @@ class Posterior(Solver):
         if self.sampler == "generator":
             return self.steps if realism else 1
         return 1 + math.ceil(realism * (self.steps - 1))
+
+
+def _is_noise_above(least: float, problem: Problem) -> bool:
+    """Whether nothing but noise was added to the pictures, of at least this σ in [0, 1] units."""
+    noisy = bool((torch.as_tensor(problem.sigma) >= least * INTERNAL_RANGE).all())
+    return noisy and isinstance(problem.operator, Denoise)
 
 
 def wide_holes(operator: Operator) -> Tensor:

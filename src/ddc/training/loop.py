@@ -405,18 +405,18 @@ class _Run:
         say(f"resumed from {path} at step {self.progress.step}")
 
     def _compare(self, then: dict[str, Any]) -> None:
-        """Refuse to resume with other settings or pictures. An option that did not exist then counts as its default, and
-        other new entries are ignored."""
-        now, settings = self.record, self.settings
-        defaults = _as_json({f.name: f.default for f in dataclasses.fields(settings)})
+        """Refuse to resume with other settings or pictures. An option that did not exist then counts as its default."""
+        now, settings, missing = self.record, self.settings, dataclasses.MISSING
+        options = {f.name: f.default for f in dataclasses.fields(settings)}
+        defaults = _as_json({k: v for k, v in options.items() if v is not missing})
+        if lacking := list((options.keys() & now.keys()) - defaults.keys() - then.keys()):
+            raise UserError(f"{settings.out} is another kind of run: it has no --{lacking[0]}. Give another --out")
         then = {k: then.get(k, defaults.get(k, value)) for k, value in now.items()}
         different = {k: f"{k} was {then[k]!r} and is {now[k]!r}" for k in sorted(now) if now[k] != then[k]}
         data = [different.pop(k) for k in ("pictures", "contents") if k in different]
         if different:
-            raise UserError(
-                f"{settings.out} was trained with other settings: {'; '.join(different.values())}. Use the same, or "
-                "another --out (with --init to start from its model)"
-            )
+            changes, advice = "; ".join(different.values()), "or another --out (with --init to start from its model)"
+            raise UserError(f"{settings.out} was trained with other settings: {changes}. Use the same, {advice}")
         if data and not settings.accept_data:
             raise UserError(
                 f"the training pictures have changed since the checkpoint in {settings.out} ({'; '.join(data)}); give the "

@@ -33,7 +33,7 @@ from ddc.perceptual import LPIPS, judge_samples, rolled, unit_length
 from ddc.pipeline import PARTS
 from ddc.priors import DataConsistency, Measured, read_preset
 from ddc.solvers.base import Run
-from ddc.solvers.posterior import SAMPLE, SHARP, Posterior, PosteriorDenoiser, coefficients, wide_holes
+from ddc.solvers.posterior import CONDITIONS, SAMPLE, SHARP, Posterior, PosteriorDenoiser, coefficients, wide_holes
 from ddc.training.adversary import Adversary, balanced
 from ddc.training.data import Draw, Draws, MixedOperator, Mixes, example_run, measure_draws
 from ddc.training.objectives import Forward, Losses, Objective, figures_of
@@ -97,9 +97,11 @@ class PosteriorObjective(Objective):
         self._side: torch.cuda.Stream | None = None  # of that thread
         self._current: Batch | None = None
         if s.generator_share:
-            if len(s.generator) != len(s.generator_wide) or not self.network.conditional:
+            if len(s.generator) != len(s.generator_wide):
+                raise UserError("a generator needs as many --generator-wide as --generator levels; give both")
+            if not self.network.conditional:
                 raise UserError(
-                    "a generator needs as many --generator-wide as --generator levels, and a network with conditions"
+                    f'a generator needs a network with "conditions": {CONDITIONS} in its configuration (--network)'
                 )
             self.network.generator = list(s.generator), list(s.generator_wide)
             self.network.sharp, self.network.temperature = s.sharp_share > 0, s.temperature

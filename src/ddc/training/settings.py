@@ -190,7 +190,7 @@ class LatentSettings(PriorSettings):
     network: str = "unet"
     """Preset (unet) or a JSON file with the network's configuration."""
     draws_per_picture: int = 1
-    """Times and noises that each encoded picture of a batch gets: with 4, the encoder works a quarter as much."""
+    """Number of timesteps and noise samples for each encoded picture of a batch. With 4, the encoder has a quarter of the work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +212,7 @@ class MixSettings(LoopSettings):
     eight_bit_share: float = 0.5
     """Share of the noiseless measurements of --wide-tasks that are rounded to 8 bits."""
     together: int = 1
-    """Pictures in a row with one kind of task, which are measured together: with 8, a GPU waits less for the batches of many tasks. Noise, masks and strengths are still drawn for each picture."""
+    """Number of consecutive pictures that share a task type and are measured in one batch. 8 reduces the idle time of a GPU. Noise, masks and strengths are still drawn for each picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ class DDCSettings(MixSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PosteriorSettings(MixSettings):
-    """Train a posterior network, for the solver posterior: from the least error to a sample. --init also takes a data-consistency network, which is grown."""
+    """Train a posterior network, for the solver posterior: from the least error to a sample. --init also takes a data-consistency network with the inputs wiener, projection, mask and sigma and the residual blend, which is grown."""
 
     objective = "ddc.training.posterior:PosteriorObjective"
 
@@ -258,13 +258,13 @@ class PosteriorSettings(MixSettings):
     width: float = 1.5
     """Standard deviation of the logarithm of these noise levels."""
     generator_share: float = 0.0
-    """Share of the pictures of which the generator draws two samples, in a few evaluations after the mean; with 1/2 mean and samples are batches of one size, with sharp estimates for half of them with 2/3."""
+    """Share of the pictures that also train the generator, which draws two samples for each. It needs a network with conditions. Use 1/2, so that the batches of the mean and of the samples have equal size, or 2/3 with --sharp-share 0.5; 0 trains without a generator."""
     generator: tuple[float, ...] = (1.0, 0.25)
     """Noise levels of the generator's evaluations after the mean."""
     generator_wide: tuple[float, ...] = (4.0, 0.5)
-    """The same for samples of pictures with wide holes."""
+    """The same for samples of pictures with wide holes; as many levels as --generator."""
     sharp_share: float = 0.0
-    """Share of these that get a sharp estimate instead of two samples: one picture, as near to the truth as pixels, AlexNet's features and the adversary can tell, which is not rewarded for varying."""
+    """Share of the generator's pictures that get one sharp estimate instead of two samples. It is trained with pixel, feature and adversarial losses and no diversity term."""
     temperature: float = 1.0
     """Share of the noise levels with which the sharp estimate starts where there are no wide holes; less makes it calmer."""
     w_pixels: float = 1.0

@@ -9,30 +9,33 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 
 from ddc import __version__
 from ddc.errors import UserError
 from ddc.formats import FORMATS, open_image
-from ddc.jobs import Options
+from ddc.jobs import AS_MASK, Options
 from ddc.jobs import Request as Order
 from ddc.pipeline import RestorationResult
 from ddc.solvers.posterior import Posterior
 from ddc.web.controls import LARGEST_SEED
-from ddc.web.receiving import Receive, Receiver, Refusal, Send, file_name, write_upload
+from ddc.web.limits import SMALLEST_SIDE
+from ddc.web.receiving import Receive, Receiver, Refusal, Send, base_name, file_name, write_upload
 from ddc.web.service import Service, Stopped
 from ddc.web.uploads import Upload
 
 logger = logging.getLogger("ddc")
 
 RESTORE = "/api/restore"
+FILES = ("picture", "mask")  # fields of the form; all others are parameters
+MASK_FIELD = "in the field mask of the form (white is known, black a hole)"
 NUMBER = r"[0-9]*\.?[0-9]+"
 TYPES = {
     "PNG": "image/png",
@@ -93,12 +96,14 @@ class Api:
             raise Refusal(503, "the queue is full; try again in a minute")
 
     async def _restore(self, request: Request, receive: Receive, send: Send) -> None:
-        given = self._given(request.scope["query_string"])
+        query = request.scope["query_string"]
+        self._values(_pairs(query))  # what is wrong in it is refused before anything is uploaded
         self.check_line()
         visitor = secrets.token_hex(16)  # nobody has the cookie of this visitor, who leaves after the answer
         folder = self.work.store.new_folder(visitor)
         try:
-            async with self.receiver.uploaded(request, receive, files=2) as form:
+            async with self.receiver.uploaded(request, receive, files=len(FILES)) as form:
+                given = self._given(query, _fields(form))
                 upload = await self._stored(folder, self.receiver.file(form, "picture"))
                 mask = None
                 if isinstance(form.get("mask"), UploadFile):
@@ -109,20 +114,23 @@ class Api:
         finally:
             shutil.rmtree(self.work.store.visitors / visitor, ignore_errors=True)
 
-    def _given(self, query: bytes) -> dict[str, Any]:
-        """The parameters of a request, checked."""
-        try:
-            pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=20)
-        except ValueError:
-            raise Refusal(400, "the query has too many parameters, or is no text") from None
-        given = {name: schema["default"] for name, schema in self.parameters.items()}
-        seen: set[str] = set()
+    def _values(self, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+        """The values of parameters, each checked by itself."""
+        values: dict[str, Any] = {}
         for name, text in pairs:
-            if name not in self.parameters or name in seen:
-                wrong = f"there is no parameter {name[:40]!r}" if name not in given else f"{name} is given twice"
+            if name not in self.parameters or name in values:
+                wrong = f"{name} is given twice" if name in values else f"there is no parameter {name[:40]!r}"
                 raise Refusal(400, f"{wrong}; expected {', '.join(self.parameters)}")
-            seen.add(name)
-            given[name] = _value(name, text, self.parameters[name])
+            values[name] = _value(name, text, self.parameters[name])
+        return values
+
+    def _given(self, query: bytes, fields: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
+        """The parameters of a request, from its query and the fields of its form, checked together."""
+        values, more = self._values(_pairs(query)), self._values(fields)
+        for name, value in more.items():
+            if values.get(name, value) != value:
+                raise Refusal(400, f"{name} is {values[name]!r} in the query and {value!r} in the form; give it once")
+        given = {name: schema["default"] for name, schema in self.parameters.items()} | values | more
         try:
             order = Order(given["task"], **_options(given))
             order.check()
@@ -134,9 +142,8 @@ class Api:
 
     async def _stored(self, folder: Path, given: UploadFile) -> Upload:
         """The uploaded file in its folder; a name without a picture's ending gets one by its content."""
-        name = file_name(given.filename)
-        await asyncio.to_thread(write_upload, folder / name, given)
-        path = folder / name
+        name, path = base_name(given.filename), folder / file_name(given.filename)
+        await asyncio.to_thread(write_upload, path, given)
         if path.suffix.lower() in FORMATS:
             return Upload(path, name)
         try:
@@ -178,17 +185,17 @@ class Api:
 
         own = upload.path.suffix.lower()
         ending = own if given["format"] == "same" else f".{given['format']}"
-        target = upload.path.parent / "result" / f"{Path(upload.name).stem}_restored{ending}"
+        target = upload.path.parent / "result" / f"{Path(file_name(upload.name)).stem}_restored{ending}"
         try:
             options: Options = {**_options(given), "progress": progress}
             result = self.work.restore_file(upload, given["task"], options, target, given["quality"], mask)
         except UserError as error:
-            text = upload.rename(str(error))
+            text = upload.rename(str(error), target).replace(AS_MASK, MASK_FIELD)
             raise Refusal(422, mask.rename(text) if mask else text) from None
         except Exception as error:  # memory that ran out, or a fault of ours
             logger.error("a restoration failed: %s", UserError(f"{type(error).__name__}: {error}"))
             raise Refusal(500, f"the restoration failed ({type(error).__name__}); try a smaller picture") from None
-        headers = _figures(result, upload) | {"cache-control": "no-store"}
+        headers = _figures(result) | {"cache-control": "no-store"}
         return FileResponse(target, 200, headers, TYPES[FORMATS[ending]], filename=target.name)
 
     # ------------------------------------------------------------------------------------------------------
@@ -198,7 +205,8 @@ class Api:
         """The description of the API in the format OpenAPI 3.1."""
         detail = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
         picture = {"type": "string", "contentMediaType": "application/octet-stream"}
-        body = {"type": "object", "properties": {"picture": picture, "mask": picture}, "required": ["picture"]}
+        fields = dict.fromkeys(FILES, picture) | self.parameters
+        body = {"type": "object", "properties": fields, "required": ["picture"], "additionalProperties": False}
         restored = {
             "description": "the restored picture; of several samples, their mean",
             "headers": {f"X-DDC-{name}": {"description": text, "schema": {}} for name, text in FIGURES.items()},
@@ -229,7 +237,7 @@ class Api:
         """The same for people, without scripts."""
         limits = self.work.limits
         sections: dict[str, list[tuple[str, ...]]] = {
-            "Parameters of the query": [
+            "Parameters, in the query or as fields of the form": [
                 (name, str(schema["default"] if schema["default"] is not None else ""), schema["description"])
                 for name, schema in self.parameters.items()
             ],
@@ -244,7 +252,8 @@ class Api:
             f"<h1>POST {RESTORE}</h1><p>Send a picture in the field <code>picture</code> of a form, and for the task "
             "inpaint a mask of its size in the field <code>mask</code> (white is known, black is a hole), unless the "
             "picture has transparent pixels. The answer is the restored picture, or JSON with the reason in "
-            f"<code>detail</code>. Pictures have up to {limits.megapixels:g} megapixels, and files up to "
+            f"<code>detail</code>. Pictures have at least {SMALLEST_SIDE} pixels on each side, results up to "
+            f"{limits.megapixels:g} megapixels, and files up to "
             f'{limits.megabytes} MB. For programs: <a href="/api/openapi.json">openapi.json</a>.</p>'
             f"<pre>curl -F picture=@bad.jpg 'http://HOST{RESTORE}?task=auto&amp;format=png' -o better.png</pre>"
             f"{tables}</html>"
@@ -271,6 +280,27 @@ def _parameters(work: Service) -> dict[str, dict[str, Any]]:
         "format": one("string", "same", f"Format of the answer: same or {', '.join(ENDINGS)}", enum=["same", *ENDINGS]),
         "quality": one("integer", 95, "Quality of a JPEG or HEIC answer", minimum=1, maximum=100),
     }
+
+
+def _pairs(query: bytes) -> list[tuple[str, str]]:
+    """The parameters of a query, as text."""
+    try:
+        return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=20)
+    except ValueError:
+        raise Refusal(400, "the query has too many parameters, or is no text") from None
+
+
+def _fields(form: FormData) -> list[tuple[str, str]]:
+    """The parameters among the fields of a form, as text. A file in another field than its own is refused."""
+    fields = []
+    for name, part in form.multi_items():
+        if isinstance(part, UploadFile) and name not in FILES:
+            raise Refusal(400, f"there is a file in the field {name[:40]!r}; expected the field picture, or mask")
+        if isinstance(part, str) and name in FILES:
+            raise Refusal(400, f"the field {name} is a text; expected a file, as in `curl -F {name}=@{name}.png`")
+        if isinstance(part, str):
+            fields.append((name, part))
+    return fields
 
 
 def _value(name: str, text: str, schema: dict[str, Any]) -> Any:
@@ -303,8 +333,8 @@ def _options(given: dict[str, Any]) -> Options:
     return {"sigma": sigma, **options}  # type: ignore[typeddict-item]
 
 
-def _figures(result: RestorationResult, upload: Upload) -> dict[str, str]:
-    texts = {"Found": result.found[0], "Notes": [upload.rename(note) for note in result.notes[0]]}
+def _figures(result: RestorationResult) -> dict[str, str]:
+    texts = {"Found": result.found[0], "Notes": result.notes[0]}
     figures = {
         "Task": result.tasks[0],
         "Sigma": f"{result.sigma[0]:.6g}",

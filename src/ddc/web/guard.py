@@ -26,6 +26,7 @@ from ddc.web.receiving import (
     Receive,
     Refusal,
     Send,
+    base_name,
     file_name,
     read_body,
     read_form,
@@ -236,7 +237,7 @@ class Guard:
         path = self.store.find(visitor, value.get("path")) if isinstance(value, dict) else None
         if path is None:
             raise Refusal(403, "there is no such file of yours; upload it again")
-        name = file_name(value["orig_name"]) if isinstance(value.get("orig_name"), str) else path.name
+        name = base_name(value["orig_name"]) if isinstance(value.get("orig_name"), str) else path.name
         return {"path": str(path), "orig_name": name, "meta": {"_type": "gradio.FileData"}}
 
     # ------------------------------------------------------------------------------------------------------

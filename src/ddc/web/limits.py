@@ -6,6 +6,7 @@ from ddc.errors import UserError
 from ddc.notation import duration
 
 MOST_FILES = 20  # that are uploaded and restored together
+SMALLEST_SIDE = 8  # pixels of a picture
 
 
 @dataclass(frozen=True)

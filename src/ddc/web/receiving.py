@@ -132,6 +132,13 @@ async def read_form(request: Request, receive: Receive, most: int, files: int = 
         raise Refusal(400, "the upload cannot be read") from None
 
 
+def base_name(name: str | None) -> str:
+    """The name of a file without its folders, as its sender knows it: a seed depends on it. No control character and no
+    half of a character is left in it."""
+    base = re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", "", (name or "").replace("\\", "/").rpartition("/")[2])[:255]
+    return base if base.strip(". ") else "upload"
+
+
 def file_name(name: str | None) -> str:
     """A name that every file system takes, with the suffix of the given one."""
     plain = Path(re.sub(r"[^\w .()-]", "_", (name or "").replace("\\", "/").rpartition("/")[2])).name.lstrip(". ")

@@ -32,6 +32,7 @@ from ddc.web import shown
 from ddc.web.controls import REMOVE, TRY_TASKS, Choices, Trial
 from ddc.web.folders import Store
 from ddc.web.limits import MOST_FILES, Limits
+from ddc.web.receiving import file_name
 from ddc.web.shown import Array, busiest, heat_map, heat_maximum, resized, view
 from ddc.web.uploads import Upload
 
@@ -225,9 +226,10 @@ class Service:
         visitor: str = "visitor",
     ) -> ShownRestoration:
         """Restore an upload. `painted` (h, w) is above 0 where the brush was, at any size."""
-        picture = upload.read(self.limits)
+        picture, notes = upload.read_with_notes(self.limits)
         height, width, _ = self._expected(upload, choices.task, choices.options)
-        with self.store.room(3 * height * width * (choices.samples + 4)):  # the files and what is shown of them
+        # the files and what is shown of them; or a copy of what was uploaded
+        with self.store.room(upload.path.stat().st_size + 3 * height * width * (choices.samples + 4)):
             mask = _mask(picture, painted, choices.kind == REMOVE) if choices.task == "inpaint" else None
             text = f"Restoring ({choices.samples} samples)" if choices.samples > 1 else "Restoring"
             progress(0.0, text)
@@ -238,23 +240,25 @@ class Service:
             height, width = after.shape[:2]
             std = result.std[0] if choices.samples > 1 else None
             doubt = (result.intervals[0][1] - result.intervals[0][0]) / 2 if choices.doubt else std
+            files, more = self._write(upload, picture, result, mask, visitor, choices.format)
             return ShownRestoration(
                 before=resized(view(picture), height, width),
                 after=after,
                 uncertainty=None if doubt is None else resized(heat_map(doubt), height, width),
-                files=self._write(upload, result, mask, visitor, choices.format),
+                files=files,
                 summary=_summary(result, choices, std),
-                notes=[upload.rename(note) for note in result.notes[0]],
+                notes=[*notes, *(upload.rename(note) for note in result.notes[0]), *more],
                 command=shown.command_line(upload.name, choices, mask is not None),
                 python=shown.python_code(upload.name, choices, mask is not None),
             )
 
     def _write(
-        self, upload: Upload, result: RestorationResult, mask: Tensor | None, visitor: str, format: str
-    ) -> list[Path]:
-        """Write the files that `ddc restore` would write, and the mask."""
-        target = self.store.new_folder(visitor) / shown.result_name(upload.name, format)
-        pictures = {target: result.mean[0]}
+        self, upload: Upload, before: Picture, result: RestorationResult, mask: Tensor | None, visitor: str, format: str
+    ) -> tuple[list[Path], list[str]]:
+        """Write the files that `ddc restore` would write, and the mask; returns them, and warnings."""
+        target = self.store.new_folder(visitor) / shown.result_name(file_name(upload.name), format)
+        notes = upload.write_result(before, _whole(result), target)
+        pictures = {}
         if len(result.samples[0]) > 1:
             for number, sample in enumerate(result.samples[0], 1):
                 pictures[target.with_name(f"{target.stem}_{number}.{format}")] = sample
@@ -262,7 +266,7 @@ class Service:
             pictures[target.with_name("mask.png")] = Picture.from_tensor(mask, grey=True)
         for path, picture in pictures.items():
             picture.write(path)
-        return list(pictures)
+        return [target, *pictures], notes
 
     @property
     def quick(self) -> str:
@@ -322,14 +326,14 @@ class Service:
             def report(share: float, index: int = index) -> None:
                 progress((index + share) / len(uploads), f"Picture {index + 1} of {len(uploads)}")
 
-            path = target / f"{index + 1}_{shown.result_name(upload.name, format)}"
+            path = target / f"{index + 1}_{shown.result_name(file_name(upload.name), format)}"
             try:
                 said.append(self._restore_one(upload, {**options, "progress": report}, path))
                 files.append(path)
             except Stopped:
                 raise
             except UserError as error:
-                said.append(upload.rename(str(error)))
+                said.append(upload.rename(str(error), path))
         return ShownSeveral(files, said)
 
     def _restore_one(self, upload: Upload, options: Options, path: Path) -> str:
@@ -337,7 +341,7 @@ class Service:
         found: list[str] = []
         named: Options = {**options, "names": [upload.name], "planned": lambda _, plan: found.append(plan.in_words())}
         result = self.restore_file(upload, "auto", named, path, 95)
-        notes = [upload.rename(note).removesuffix(" To enlarge it, use --task sr4") for note in result.notes[0]]
+        notes = [note.removesuffix(" To enlarge it, use --task sr4") for note in result.notes[0]]
         return " ".join([*(f"{upload.name}: {text}" for text in found), *notes])
 
     def _expected_or_0(self, upload: Upload, options: Options) -> float:
@@ -353,16 +357,19 @@ class Service:
     def restore_file(
         self, upload: Upload, task: str, options: Options, target: Path, quality: int, mask: Upload | None = None
     ) -> RestorationResult:
-        """Restore an upload into the file `target`, as `ddc restore` does."""
-        picture = upload.read(self.limits)
+        """Restore an upload into the file `target`, as `ddc restore` does. The notes have the visitor's names."""
+        picture, notes = upload.read_with_notes(self.limits)
         height, width, _ = self._expected(upload, task, options)
         if mask is not None:
             self.limits.check_size(*mask.size())
-        with self.store.room(8 * height * width):  # four channels of 16 bits
+        # four channels of 16 bits; or a copy of what was uploaded
+        with self.store.room(upload.path.stat().st_size + 8 * height * width):
             masked: Options = {} if mask is None else {"mask": mask.path}
             result = self._run(picture, task, {**options, **masked, "names": [upload.name]})
-            result.mean[0].write(target, quality)
-        return result
+            more = upload.write_result(picture, _whole(result), target, quality)
+        for note in result.notes[0]:
+            notes.append(upload.rename(mask.rename(note) if mask else note))
+        return dataclasses.replace(result, notes=[notes + more])
 
     # ------------------------------------------------------------------------------------------------------
     # "Try it"
@@ -460,6 +467,11 @@ def _mask(picture: Picture, painted: Array | None, remove: bool = False) -> Tens
     if picture.mask is None or bool(picture.mask.all()):
         raise UserError("there is no hole; paint over what is to be filled with the brush")
     return None
+
+
+def _whole(result: RestorationResult) -> Picture:
+    """The mean of the samples, or the picture itself if it was left as it is."""
+    return result.pictures[0] if result.tasks[0] == NOTHING else result.mean[0]
 
 
 def _summary(result: RestorationResult, choices: Choices, std: Tensor | None) -> str:

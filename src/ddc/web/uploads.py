@@ -1,6 +1,8 @@
 """Visitors' files: reading them with care, and finding out what is wrong with them. Also the examples."""
 
+import contextlib
 import re
+import shutil
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +14,11 @@ from ddc.diagnosis.findings import examine
 from ddc.diagnosis.treatment import NOTHING, Treatment, treatment
 from ddc.errors import UserError
 from ddc.estimates import BlurEstimate
-from ddc.formats import READABLE, open_image
-from ddc.images import Picture
+from ddc.formats import FORMATS, READABLE, open_image
+from ddc.images import Picture, appearing
+from ddc.telling import noting
 from ddc.web.controls import AUTO, BLUR, DISC, HOLES, JPEG, LINE, NOISE, SOFT, SUPER_RESOLUTION, Choices
-from ddc.web.limits import Limits
+from ddc.web.limits import SMALLEST_SIDE, Limits
 
 SHOWABLE = "PNG, JPEG, WebP, TIFF, BMP or HEIC"
 
@@ -54,11 +57,19 @@ class Upload:
         """The picture. Its size is checked before its pixels are decoded."""
         height, width = self.size()
         limits.check_size(height, width)
-        if min(height, width) < 8:
+        if min(height, width) < SMALLEST_SIDE:
             raise UserError(
-                f"{self.name} has {width}×{height} pixels; expected at least 8 on each side. Choose a larger one"
+                f"{self.name} has {width}×{height} pixels; expected at least {SMALLEST_SIDE} on each side. Choose a "
+                "larger one"
             )
         return self._decoded()
+
+    def read_with_notes(self, limits: Limits) -> tuple[Picture, list[str]]:
+        """The picture, and the warnings about its file."""
+        notes: list[str] = []
+        with noting(notes, set()):
+            picture = self.read(limits)
+        return picture, [self.rename(note) for note in notes]
 
     def _decoded(self) -> Picture:
         try:
@@ -69,9 +80,29 @@ class Upload:
             reason = type(error).__name__
             raise UserError(f"{self.name} is damaged or unusual ({reason}); save it again, as a PNG") from None
 
-    def rename(self, text: str) -> str:
-        """The text with the visitor's name for the file."""
-        return text.replace(str(self.path), self.name)
+    def write_result(self, before: Picture, after: Picture, target: Path, quality: int = 95) -> list[str]:
+        """Write what was made of the picture; returns warnings. If nothing was made of it, and its format stays, the file
+        itself is copied, because encoding it again would lose quality."""
+        if after is before and self._has_format(target.suffix):
+            with appearing(target) as temporary:
+                shutil.copyfile(self.path, temporary)
+            return []
+        notes: list[str] = []
+        with noting(notes, set()):
+            after.write(target, quality)
+        return [self.rename(note, target) for note in notes]
+
+    def _has_format(self, suffix: str) -> bool:
+        """Whether the content is of the format that this suffix stands for; the file's own suffix may be wrong."""
+        with contextlib.suppress(Exception), open_image(self.path) as image:
+            name = "JPEG" if image.format == "MPO" else image.format  # of a JPEG with a preview
+            return bool(name == FORMATS[suffix.lower()])
+        return False
+
+    def rename(self, text: str, result: Path | None = None) -> str:
+        """The text with the visitor's name for the file, also in place of the result's path."""
+        text = text.replace(str(self.path), self.name)
+        return text if result is None else text.replace(str(result), self.name)
 
 
 def inspect(name: str, picture: Picture) -> tuple[str, Choices]:
