@@ -200,6 +200,15 @@ def defocused(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
     return {"radius": radius, "sigma": sigma}, clean[8:-8, 8:-8]
 
 
+def through_lens(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
+    """Out of focus as behind a lens: light is blurred, and then becomes pixel values, by a power of 2.2."""
+    radius, sigma = rng.uniform(2, 5), rng.uniform(0.003, 0.008)
+    clean = crop(photo, 400, rng)
+    soft = filtered(255 * (clean / 255) ** 2.2, disc_kernel(radius))[8:-8, 8:-8].clip(0, 1) ** (1 / 2.2)
+    Image.fromarray(eight_bits(soft + rng.normal(0, sigma, soft.shape))).save(out.with_suffix(".jpg"), quality=92)
+    return {"radius": radius, "sigma": sigma}, clean[8:-8, 8:-8]
+
+
 def shaken(photo: Pixels, rng: np.random.Generator, out: Path) -> Damaged:
     clean, kernel = crop(photo, 420, rng), shake_kernel(rng)
     moved = filtered(clean, kernel)[16:-16, 16:-16]
@@ -311,6 +320,7 @@ ROWS: dict[str, Callable[[Pixels, np.random.Generator, Path], Damaged]] = {
     "line_art": line_art,
     "undamaged": undamaged,
     "enlarged_jpeg": enlarged_jpeg,
+    "lens": through_lens,
 }
 
 
@@ -379,6 +389,8 @@ def judge(row: str, truth: Truth, found: Any, plan: Any) -> str:
     elif row == "disc_noise_jpeg85":
         spread = found.blur.spread if found.blur else 0.0
         right = near(spread, truth["radius"] / 2, 0.8, 1.25) and plan.sigma >= 0.9 * truth["sigma"]
+    elif row == "lens":
+        right = near(found.blur.spread if found.blur else 0.0, truth["radius"] / 2, 0.85, 1.15)
     elif row == "shake":
         right = found.kernel is not None and likeness(found.kernel.numpy(), np.array(truth["kernel"])) > 0.6
     elif row == "old_scan":

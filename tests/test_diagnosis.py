@@ -23,6 +23,7 @@ from ddc.diagnosis.planes import Plane, luma_chroma
 from ddc.diagnosis.shake import estimate_kernel, explains, is_cut_off, spread_of
 from ddc.diagnosis.treatment import (
     LEAST_ERROR,
+    LENS,
     NOTHING,
     Conditions,
     Treatment,
@@ -34,8 +35,8 @@ from ddc.diagnosis.treatment import (
     with_marks_filled,
 )
 from ddc.estimates import BlurEstimate, Spectrum, blur_before_jpeg, direction_spectrum, estimate_blur, with_jpeg_noise
-from ddc.images import Picture
-from ddc.operators.blur import KernelBlur, gaussian_kernel, motion_kernel
+from ddc.images import Picture, from_light, to_light
+from ddc.operators.blur import KernelBlur, disc_kernel, gaussian_kernel, motion_kernel
 from ddc.operators.inpaint import Inpaint
 from ddc.problems import Problem, make_problem
 
@@ -345,6 +346,31 @@ def test_values_beyond_black_and_white_are_examined() -> None:
     noisy = unit(COFFEE) + 0.1 * np.random.default_rng(0).standard_normal(COFFEE.shape).astype(np.float32)
     assert noisy.min() < 0 and noisy.max() > 1
     assert plan_treatment(Picture(noisy, bits=32)).task == "denoise"
+
+
+def test_a_lens_blurs_light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disc that blurred linear light is no disc in the values of sRGB, and is undone in linear light."""
+    light = to_light(unit(data.astronaut()[:320, 60:380]))
+    disc = disc_kernel(4.0).numpy()[0, 0] if disc_kernel(4.0).ndim == 4 else disc_kernel(4.0).numpy()
+    blurred = np.stack([convolve(light[..., c], disc, mode="reflect") for c in range(3)], axis=2)
+    values = from_light(blurred) + 0.003 * np.random.default_rng(0).standard_normal(blurred.shape)
+    picture = Picture((255 * values.clip(0, 1)).round().astype(np.uint8))
+    found = examine(picture)
+    assert found.blur is not None and abs(found.blur.radius - 4) < 0.15 and found.light > 0 and found.kernel is None
+    plan = plan_treatment(picture, told=True)
+    assert plan.light and plan.solver == LENS and "in linear light" in plan.in_words()
+    prepared = plan.prepared(picture)
+    assert np.allclose(prepared.pixels, to_light(unit(picture.pixels)), atol=1e-6)
+    back = plan.finished(prepared, picture)
+    assert np.allclose(back.pixels, unit(picture.pixels), atol=1e-5) and back.bits == 8
+    plain = treatment(found)
+    assert plain is not None and plain.light and plain.solver is None  # of a model without a posterior network
+
+
+def test_light_and_values_are_inverse() -> None:
+    values = np.linspace(0, 1, 257, dtype=np.float32)
+    assert np.allclose(from_light(to_light(values)), values, atol=1e-6)
+    assert to_light(np.float32([0, 0.5, 1])).tolist() == pytest.approx([0, 0.21404, 1], abs=1e-5)
 
 
 def test_noise_of_a_dark_picture_is_removed() -> None:

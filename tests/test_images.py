@@ -582,3 +582,20 @@ def test_kernels_in_python(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             as_kernel(wrong)  # type: ignore[arg-type]
+
+
+def test_whole_numbers_of_an_unclear_range_are_refused() -> None:
+    small = Image.fromarray(np.arange(64, dtype=np.int32).reshape(8, 8))
+    with pytest.raises(UserError, match="whole numbers up to 255, which may have 8 bits or 16; convert it to L"):
+        as_picture(small)
+    assert as_picture(small.convert("L")).grey
+    deep = Image.fromarray(1000 * np.arange(64, dtype=np.int32).reshape(8, 8))
+    assert as_picture(deep).pixels.dtype == np.uint16
+
+
+def test_a_mask_of_three_equal_channels() -> None:
+    mask = np.full((6, 5), 255, np.uint8)
+    mask[2:4] = 0
+    for given in (mask, np.stack([mask] * 3, axis=2)):
+        known = as_mask(given, WHITE)
+        assert isinstance(known, torch.Tensor) and known.shape == (6, 5) and float(known.mean()) == pytest.approx(2 / 3)

@@ -54,7 +54,7 @@ def test_options_are_those_of_a_request() -> None:
         ("sr4", {"solver": "magic"}, "expected one of ddc"),
         ("sr4", {"solver": "ddnm:zeta=1"}, "has no setting 'zeta'"),
         ("auto", {"mask": torch.ones(4, 4), "kernel": torch.ones(3, 3)}, "auto takes no mask and no kernel"),
-        ("auto", {"mask": torch.ones(4, 4), "scratches": True}, "scratches are found by the task auto"),
+        ("auto", {"mask": torch.ones(4, 4), "scratches": True}, "without a mask"),
         ("deblur", {"kernel": torch.ones(3, 3)}, "deblur takes no mask and no kernel"),
         ("jpeg", {"mask": np.ones((4, 4))}, "jpeg takes no mask and no kernel"),
         ("blur", {"kernel": np.zeros((3, 3))}, "the kernel sums to 0.0"),

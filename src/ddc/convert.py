@@ -126,8 +126,12 @@ def convert(checkpoint: str | Path, out: str | Path, **options: Any) -> None:
 def pickle_of(folder: Path) -> Path | None:
     """The pickled weights in a diffusers folder or in its unet/, unless there are safetensors."""
     unet = folder / "unet" if (folder / "unet").is_dir() else folder
-    found = unet / f"{WEIGHTS}.bin"
-    return found if found.is_file() and not any(unet.glob("*.safetensors")) else None
+    if any(unet.glob("*.safetensors")):
+        return None
+    found = [unet / f"{WEIGHTS}{variant}.bin" for variant in ("", ".fp16")]
+    if not any(path.is_file() for path in found) and (others := sorted(unet.glob("*.bin"))):
+        raise UserError(f"{others[0]} cannot be converted by itself; save the model as one file or as safetensors")
+    return next((path for path in found if path.is_file()), None)
 
 
 def of_diffusers(checkpoint: Path, state: State, out: Path, label: int | None) -> None:
@@ -136,6 +140,8 @@ def of_diffusers(checkpoint: Path, state: State, out: Path, label: int | None) -
     if config.get("num_class_embeds") is not None:
         write_class(config, state, scheduler, checkpoint, out, label)
         return
+    if label is not None:
+        raise UserError(f"{checkpoint} is not class-conditional; leave class_label out")
     extra = {"inputs": config.pop("inputs")} if "inputs" in config else {}
     network = _fitting_network(config, state, checkpoint)
     if extra or not scheduler:

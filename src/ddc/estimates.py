@@ -24,6 +24,8 @@ logger = logging.getLogger("ddc")
 # A disc is preferred to a Gaussian, and a motion to both, if it gains at least this much log-likelihood, and this share
 # of what it leaves unexplained (where the model of photographs fits badly, differences mean little).
 LEAST_GAIN, LEAST_SHARE = 25.0, 0.15
+# Of two discs, that of linear light is preferred if it leaves less than this share of what the other leaves unexplained.
+SURELY_LIGHT = 0.9
 
 BLOCK = 16  # side in pixels of the blocks whose noise is compared
 QUIET_SHARE = 0.1  # share of the blocks, those of least detail, that are taken to show only noise
@@ -156,8 +158,7 @@ def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
     sky, because rounding is not even noise there.
     """
     height, width = picture.size
-    rows, columns = (slice(max(0, side // 2 - 256), side // 2 + 256) for side in picture.size)  # the middle is enough
-    grey = unit_float(picture.pixels[rows, columns]).mean(2, dtype=np.float64)
+    grey = grey_middle(picture)
     if min(grey.shape) < LEAST_TO_TELL:
         raise UserError(
             f"a picture of {width}×{height} pixels is too small to estimate its blur; name it, as in gauss1.5"
@@ -171,7 +172,7 @@ def estimate_blur(picture: Picture, sigma: float) -> BlurEstimate:
         # a lattice in a picture has dark rings, too, but cannot have been blurred like this
         return is_possible(picture, Task.parse(blur.task).operator(), sigma)
 
-    rings = Spectrum(faded_power(grey), grey.shape[1], 120, 1, 200, noise_power(sigma, channels))
+    rings = ring_spectrum(grey, sigma, channels)
     plain, best = rings.best(each(width=np.arange(0, 6.01, 0.1)))
     # smaller discs look like Gaussians
     _, near = rings.best(each(np.arange(1.5, 12.01, 0.25), (0, 0.4, 0.8, 1.2)), 4)
@@ -283,6 +284,17 @@ class Spectrum:
         return slope, amplitude * self.omega[:, None] ** -slope
 
 
+def grey_middle(picture: Picture) -> Array:
+    """Returns the grey middle of a picture, which is enough to tell its blur."""
+    rows, columns = (slice(max(0, side // 2 - 256), side // 2 + 256) for side in picture.size)
+    return unit_float(picture.pixels[rows, columns]).mean(2, dtype=np.float64)
+
+
+def ring_spectrum(grey: Array, sigma: float, channels: int = 3) -> "Spectrum":
+    """Returns the spectrum of a grey plane with noise σ_y in bins of all directions together."""
+    return Spectrum(faded_power(grey), grey.shape[1], 120, 1, 200, noise_power(sigma, channels))
+
+
 def direction_spectrum(grey: np.ndarray[Any, Any], sigma: float, channels: int = 3) -> "Spectrum":
     """Returns the spectrum of a grey plane with noise σ_y in bins of 18 directions."""
     return Spectrum(faded_power(grey), grey.shape[1], 60, 18, 12, noise_power(sigma, channels))
@@ -341,6 +353,34 @@ def blur_before_jpeg(picture: Picture, sigma_y: float) -> BlurEstimate:
     if settings is None or blur.radius or blur.length:
         return blur
     return blur._replace(width=round(max(blur.width - float(np.interp(settings.quality, *WIDENED)), 0.0), 1))
+
+
+def noise_in_light(picture: Picture, sigma_y: float) -> float:
+    """Returns the noise of a picture in linear light, over all of its pixels."""
+    rows, columns = (slice(max(0, side // 2 - 256), side // 2 + 256) for side in picture.size)
+    values = unit_float(picture.pixels[rows, columns])
+    slope = 2.4 / 1.055 * ((values.clip(0) + 0.055) / 1.055) ** 1.4  # of `to_light`
+    return max(sigma_y, ROUNDING_8_BIT) * math.sqrt(float((slope**2).mean()))
+
+
+def lens_blur(picture: Picture, sigma_y: float, other: BlurEstimate) -> BlurEstimate | None:
+    """Returns the disc or the line that blurred a picture in linear light, as a lens or a moving camera does. It should explain
+    more than another disc or line that blurred the values of sRGB."""
+    light, sigma_y = picture.in_light(), with_jpeg_noise(picture, sigma_y)
+    noise = noise_in_light(picture, sigma_y)
+    blur = estimate_blur(light, noise)
+    if not blur.radius and not blur.length:
+        return None
+    if not other.radius and not other.length:
+        return blur
+    return blur if unexplained(light, blur, noise) < SURELY_LIGHT * unexplained(picture, other, sigma_y) else None
+
+
+def unexplained(picture: Picture, blur: BlurEstimate, sigma_y: float) -> float:
+    """Returns what a blur leaves unexplained of a picture's spectrum."""
+    grey = grey_middle(picture)
+    spectrum = direction_spectrum(grey, sigma_y) if blur.length else ring_spectrum(grey, sigma_y)
+    return spectrum.best([blur])[0] - spectrum.least_cost()
 
 
 def deblur_task(picture: Picture, sigma_y: float) -> str:

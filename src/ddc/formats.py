@@ -166,6 +166,8 @@ def _pillow_pixels(image: Any) -> Pixels:
         pixels = np.asarray(image)
         if pixels.dtype != np.uint16 and (pixels.min() < 0 or pixels.max() > 65535):
             raise UserError("has 32-bit whole numbers; expected 8 or 16 bits a channel")
+        if image.mode == "I" and image.format is None and pixels.max() <= 255:  # made in memory
+            raise UserError("has whole numbers up to 255, which may have 8 bits or 16; convert it to L first")
         pixels = pixels.astype(np.uint16, copy=False)
         return 65535 - pixels if inverted else pixels
     if image.mode == "F":
@@ -470,6 +472,8 @@ def _append_directories(file: Path, directories: dict[int, dict[int, Any]]) -> N
     """Append directories of EXIF to a TIFF, and a copy of its main directory that points to them."""
     with file.open("r+b") as stream:
         head = stream.read(8)
+        if head[2:4] not in (b"*\0", b"\0*"):  # a BigTIFF
+            return
         order = "<" if head.startswith(b"II") else ">"
         stream.seek(struct.unpack(f"{order}I", head[4:])[0])
         (count,) = struct.unpack(f"{order}H", stream.read(2))

@@ -9,7 +9,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,6 +74,18 @@ def unit_float(pixels: Pixels) -> Pixels:
     """uint8, uint16 or float → float32 in [0, 1]."""
     top = _TOP.get(pixels.dtype)
     return pixels.astype(np.float32, copy=False) if top is None else pixels.astype(np.float32) / top
+
+
+def to_light(pixels: Pixels) -> Pixels:
+    """Linear light in [0, 1] from values of sRGB, which a lens and a moving camera blur."""
+    low = pixels / np.float32(12.92)
+    return np.where(pixels <= 0.04045, low, ((pixels.clip(0) + np.float32(0.055)) / np.float32(1.055)) ** 2.4)
+
+
+def from_light(light: Pixels) -> Pixels:
+    """Values of sRGB from linear light."""
+    high = np.float32(1.055) * light.clip(0) ** np.float32(1 / 2.4) - np.float32(0.055)
+    return np.where(light <= 0.0031308, light * np.float32(12.92), high)
 
 
 def quantise(pixels: Pixels, bits: int) -> Pixels:
@@ -170,6 +182,10 @@ class Picture:
         plane = Image.fromarray(self.alpha if self.alpha.dtype == np.uint8 else self.alpha.astype(np.float32))
         resized = np.asarray(plane.resize((width, height), Image.Resampling.BILINEAR))
         return resized if self.alpha.dtype.kind == "f" else np.rint(resized).astype(self.alpha.dtype)
+
+    def in_light(self) -> "Picture":
+        """The same picture with pixels in linear light."""
+        return replace(self, pixels=to_light(unit_float(self.pixels)), bits=32)
 
     @staticmethod
     def from_tensor(x: Tensor, **kept: Any) -> "Picture":
@@ -296,6 +312,8 @@ def as_mask(mask: MaskLike, white: int) -> Tensor | str | Path:
     if not isinstance(mask, Tensor) and not (isinstance(mask, np.ndarray) and mask.dtype.kind in "buif"):
         given = f"an array of {mask.dtype}" if isinstance(mask, np.ndarray) else type(mask).__name__
         raise UserError(f"a mask is a file, a Pillow image, an array of numbers or a tensor, not {given}")
+    if isinstance(mask, np.ndarray) and mask.ndim == 3 and mask.shape[2] in (3, 4) and mask.dtype == np.uint8:
+        mask = mask[:, :, 0]  # of a grey picture, as cv2.imread returns it
     in_8_bits = mask.dtype in (np.uint8, torch.uint8)
     values = mask if isinstance(mask, Tensor) else torch.from_numpy(mask.astype(np.float32))
     return _checked_mask(values >= white) if in_8_bits and bool((values > 1).any()) else values

@@ -131,21 +131,25 @@ class Request:
         if self.tile and self.tile < SMALLEST_TILE:
             raise UserError(f"a tile must be at least {SMALLEST_TILE} pixels (or 0: never cut), not {self.tile}")
         self.kernel = None if self.kernel is None else as_kernel(self.kernel)
+        if self.scratches and (self.task != "auto" or self.mask is not None):
+            raise UserError("scratches are found by the task auto without a mask; leave one of them out")
         if self.task == "auto" and (self.mask is None) != (self.kernel is None):
             self.task = "blur" if self.mask is None else "inpaint"  # nothing is left to detect
-        if self.scratches and self.task != "auto":
-            raise UserError("scratches are found by the task auto; name it, or give their mask to the task inpaint")
-        self.method = make_solver(self.solver, self.steps)
-        if self.realism is not None:
-            if not hasattr(self.method, "realism"):
-                raise UserError(f"{self.method.name} has no realism; use the solver posterior, or leave it out")
-            self.method = make_solver(self.method, options={"realism": self.realism})
+        self.method = self._with_realism(make_solver(self.solver, self.steps))
         if not isinstance(self.sigma, str) and self.sigma is not None:
             check_sigma(float(self.sigma))
         if isinstance(self.task, str) and self.task not in DETECTED:
             self.task = Task.parse(self.task)
         elif isinstance(self.task, str) and not (self.mask is None and self.kernel is None):
             raise UserError(f"the task {self.task} takes no mask and no kernel; leave them out")
+
+    def _with_realism(self, solver: Solver) -> Solver:
+        if self.realism is None:  # samples of a mean are equal
+            several = self.samples > 1 and hasattr(solver, "calm")
+            return make_solver(solver, options={"calm": False}) if several else solver
+        if not hasattr(solver, "realism"):
+            raise UserError(f"{solver.name} has no realism; use the solver posterior, or leave it out")
+        return make_solver(solver, options={"realism": self.realism})
 
     def check(self) -> None:
         """Refuse a task that the solver cannot take, where no picture is needed to know it."""

@@ -379,9 +379,9 @@ def weight_paths(folder: Path) -> list[Path]:
             return [folder / name for name in sorted(set(names))]
         if (folder / single).is_file():
             return [folder / single]
-    pickles = [p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth", ".ckpt"}]
-    hint = "; {} is a pickle, which is not opened: turn the folder into one with safetensors with `ddc convert`"
-    raise UserError(f"{folder} has no weights ({WEIGHTS}.safetensors)" + (hint.format(pickles[0]) if pickles else ""))
+    pickles = sorted(p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth", ".ckpt"})
+    hint = f"; {pickles[0]} is a pickle, which is not opened: convert it with `ddc convert`" if pickles else ""
+    raise UserError(f"{folder} has no weights ({WEIGHTS}.safetensors){hint}")
 
 
 @contextlib.contextmanager

@@ -358,7 +358,7 @@ def _accepted(
     """The restored pictures, the task, the noise and the solver; a guess of the task auto that made things worse is taken back."""
     if job is None:
         return samples, (NOTHING, 0.0, "")
-    sorry = regret(samples[0], job.picture, job.problem) if plan else None
+    sorry = regret(samples[0], job.picture, job.problem, plan.light) if plan else None
     if sorry:
         logger.warning("%s: %s", source.path or "the picture", sorry)
         return [source] * len(samples), (NOTHING, 0.0, "")

@@ -239,6 +239,7 @@ def test_a_place_that_cannot_be_written(
         (line,) = capsys.readouterr().err.splitlines()
         where = place.parent if place.suffix else place
         assert line.startswith(f"ddc: {where} cannot be written (") and "give another place with -o" in line
+        assert (f"{tmp_path / 'file'} is not a folder" in line) == (tmp_path in place.parents)
     monkeypatch.undo()
     assert restore(folder / "a.png", "-o", tmp_path / "new" / "below", *DENOISE) == 0
     assert files_below(tmp_path / "new") == ["below/a.png"]

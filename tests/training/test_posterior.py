@@ -16,6 +16,7 @@ from ddc.errors import UserError
 from ddc.evaluation.benchmark import EvaluationOptions, Models, evaluate, make_cases
 from ddc.evaluation.run import read_rows
 from ddc.images import Picture, to_internal
+from ddc.jobs import Request
 from ddc.networks import build_network, load_network, run_unet
 from ddc.noise import Noise
 from ddc.notation import duration
@@ -116,6 +117,8 @@ def test_strong_noise_alone_gets_the_mean(with_posterior: Path) -> None:
     for task, sigma, realism in (("denoise", 0.14, 0.5), ("denoise", 0.16, 0.0), ("gauss", 0.16, 0.5)):
         assert Posterior().settled(make_problem(task, sigma), parts).realism == realism
     assert Posterior(realism=0.5).settled(make_problem("denoise", 0.16), parts).realism == 0.5
+    several = Request("denoise", solver="posterior", samples=2).method
+    assert several.settled(make_problem("denoise", 0.16), parts).realism == 0.5  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("small_metrics")

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -21,14 +22,16 @@ from skimage import data
 
 pytest.importorskip("uvicorn")
 
+from starlette.datastructures import UploadFile
+
 from ddc.cli import main
 from ddc.errors import UserError
 from ddc.images import Picture
 from ddc.pipeline import RestorationPipeline
-from ddc.web.api import Api, _options
+from ddc.web.api import NUMBER, Api, _options
 from ddc.web.folders import Store
 from ddc.web.limits import Limits
-from ddc.web.receiving import Refusal, base_name
+from ddc.web.receiving import Refusal, base_name, write_upload
 from ddc.web.server import listen, serve
 from ddc.web.service import Service
 from ddc.web.uploads import Upload
@@ -247,6 +250,26 @@ def test_wrong_parameters_are_refused_before_the_picture_is_read(
     server: Any, query: Any, words: tuple[str, ...]
 ) -> None:
     refused(send(server, content=b"no picture", **query), 400, *words)
+
+
+def test_long_parameters_are_refused_at_once(server: Any) -> None:
+    for name in ("sigma", "task", "seed", "format"):
+        started = time.monotonic()
+        answer = post(f"{server.url}/api/restore", data={name: "1" * 200_000}, files={"picture": encoded()})
+        refused(answer, 400, f"{name} is '1111", "short text")
+        assert time.monotonic() - started < 5  # a search that goes back and forth would take minutes
+    assert all(re.fullmatch(NUMBER, text) for text in ("0.05", ".5", "5", "5.", "00.10"))
+    assert not any(re.fullmatch(NUMBER, text) for text in ("", ".", "1.2.3", "1e3", "-1", "nan"))
+
+
+def test_an_upload_does_not_cut_the_file_that_is_being_sent(tmp_path: Path) -> None:
+    for content in (b"first", b"second"):
+        write_upload(tmp_path / "a.png", UploadFile(io.BytesIO(content)))
+        if content == b"first":
+            reader = (tmp_path / "a.png").open("rb")
+    with reader:
+        assert reader.read() == b"first" and (tmp_path / "a.png").read_bytes() == b"second"
+    assert files_in(tmp_path) == ["a.png"]
 
 
 def test_wrong_pictures_are_refused_by_their_name(server: Any) -> None:

@@ -177,15 +177,55 @@ def test_it_opens_with_an_example(page: Any) -> None:
 
 def test_a_preview_before_the_whole(page: Any) -> None:
     visitor = Visitor(page)
-    assert visitor.call("preview", None, *astuple(CHOICES))["output"]["data"] == [{"__type__": "update"}] * 2
+    assert visitor.call("preview", None, *astuple(CHOICES))["output"]["data"] == [{"__type__": "update"}] * 6
     visitor.give("photo.png", png(side=100))
-    slider, text = visitor.call("preview", None, *astuple(CHOICES))["output"]["data"]
+    slider, text, *rest = visitor.call("preview", None, *astuple(CHOICES))["output"]["data"]
     assert len(slider) == 2 and text.startswith("A preview of 100 × 100 pixels")
+    assert is_empty(rest)  # nothing is left of the result before
     index = next(i for i, fn in page.fns.items() if fn.name == "preview_here")
     order = {"data": [None, *astuple(CHOICES)], "fn_index": index, "session_hash": visitor.session}
     for place in ({"index": [10, 20]}, {"index": [-1, 2]}, {"index": "x"}, None):
         visitor.http.post("gradio_api/queue/join", json=order | {"event_data": place}).raise_for_status()
         assert visitor.completed()["success"]
+
+
+def is_empty(results: list[Any]) -> bool:
+    """Whether these are the last components of a result, all empty."""
+    uncertainty, files, *codes = results
+    return codes == ["", ""] and all(
+        one.get("value") is None and one["visible"] is False for one in (uncertainty, files)
+    )
+
+
+def test_another_picture_ends_the_run_of_the_one_before(page: Any) -> None:
+    handlers, visitor = handlers_of(page), Visitor(page)
+    visitor.give("photo.png", png())
+    with handlers.work.lock:  # it cannot be done before the other picture is chosen
+        visitor.send("restore", None, None, *astuple(CHOICES)).raise_for_status()
+        wait_until_begun(page, visitor)
+        slider, summary, *rest = visitor.call("emptied")["output"]["data"]
+    assert slider is None and summary == "" and is_empty(rest)
+    assert visitor.completed()["output"]["data"] == [{"__type__": "update"}] * 6
+
+
+def test_what_was_stopped_after_its_last_step_is_not_shown(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers, visitor = handlers_of(page), Visitor(page)
+    visitor.give("photo.png", png())
+    restore = handlers.work.restore
+
+    def late(*words: Any) -> Any:
+        done = restore(*words)
+        visitor.call("emptied")
+        return done
+
+    monkeypatch.setattr(handlers.work, "restore", late)
+    assert visitor.restore()["output"]["data"] == [{"__type__": "update"}] * 6
+
+
+def test_results_go_before_another_picture_is_examined(page: Any) -> None:
+    targets = [page.blocks[block].elem_id or event for fn in page.fns.values() if fn.name == "emptied"
+               for block, event in fn.targets]  # fmt: skip
+    assert sorted(targets) == ["click", "picture", "picture"]  # of the gallery; uploaded and cleared
 
 
 def test_several_pictures(page: Any, tmp_path: Path) -> None:
@@ -201,6 +241,8 @@ def test_several_pictures(page: Any, tmp_path: Path) -> None:
     for bad in (theirs, given * 20, "x", {}):
         assert visitor.send("restore_several", bad, "one-pass", "webp").status_code in (400, 403)
     assert not visitor.call("restore_several", given, "one-pass", "exe")["success"]
+    files, said = visitor.call("emptied_several")["output"]["data"]  # when they are cleared
+    assert files["value"] is None and files["visible"] is False and said == ""
 
 
 def test_notes_are_shown_beside_the_result(page: Any) -> None:
@@ -473,6 +515,14 @@ def test_controls_are_shown_where_they_matter(page: Any) -> None:
     for choices, expected in visible.items():
         updates = Visitor(page).call("visibility", *astuple(choices))["output"]["data"]
         assert {name for name, update in zip(names, updates, strict=True) if update["visible"]} == expected
+
+
+def test_a_painting_goes_when_the_brush_is_hidden(page: Any) -> None:
+    visitor = Visitor(page)
+    visitor.give("photo.png", png())
+    (hidden,) = visitor.call("unpainted", None, "Noise")["output"]["data"]
+    assert not hidden["layers"] and hidden["background"]["path"].endswith("canvas.png")  # to paint on again
+    assert visitor.call("unpainted", None, "Holes")["output"]["data"] == [{"__type__": "update"}]
 
 
 def test_try_it(page: Any) -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from PIL import Image, ImageFile, ImageFilter
 from skimage import data
 
 from ddc.cli import main
+from ddc.diagnosis import treatment
 from ddc.diagnosis.treatment import LEAST_ERROR
 from ddc.errors import UserError
 from ddc.images import Picture
@@ -33,7 +35,7 @@ from ddc.web import service
 from ddc.web.controls import DISC, KINDS, LINE, TRY_TASKS, Choices, Trial, from_values
 from ddc.web.folders import IDLE, Store
 from ddc.web.limits import Limits
-from ddc.web.service import Service, Visitors
+from ddc.web.service import Service, Visitors, _summary
 from ddc.web.shown import command_line, heat_map
 from ddc.web.uploads import Upload, inspect, write_clean_examples, write_examples
 from tiny import tiny_posterior
@@ -98,6 +100,13 @@ def test_noise_is_estimated_and_suggested(tmp_path: Path) -> None:
     assert seen.kind == "Find out" and seen.sigma == pytest.approx(0.1, rel=0.25)
     _, clean = look_at(saved(tmp_path / "b.png", data.coffee()[100:220, 200:320]))
     assert clean.kind == "Low resolution" and clean.sigma == 0 and "sigma" not in clean.options
+
+
+def test_an_enlargement_that_is_refused_is_not_suggested(tmp_path: Path) -> None:
+    cat = Picture(data.chelsea()[60:180, 120:240])
+    for megapixels, kind, scale in ((1, "Low resolution", 4), (0.1, "Low resolution", 2), (0.05, "Find out", 2)):
+        facts, seen = inspect("cat.png", cat, Limits(megapixels=megapixels))
+        assert (seen.kind, seen.scale) == (kind, scale) and ("It can be enlarged" in facts) == (kind != "Find out")
 
 
 def test_blur_is_estimated_and_suggested(tmp_path: Path) -> None:
@@ -422,6 +431,46 @@ def test_a_good_picture_is_not_encoded_again(work: Service, tmp_path: Path) -> N
         (other,) = work.restore_several([fine], "one-pass", format, lambda share, text: None, "visitor").files
         assert (file.read_bytes() == fine.path.read_bytes()) == kept == (other.read_bytes() == fine.path.read_bytes())
         assert file.suffix == other.suffix == f".{format}" and Picture.read(file).size == (120, 120)
+
+
+def test_an_untouched_file_that_pillow_cannot_open_is_not_encoded_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.tiff"
+    tifffile.imwrite(path, data.chelsea()[60:180, 120:240].astype(np.float32) / 255, photometric="rgb")
+    picture, content = Picture.read(path), path.read_bytes()
+    assert Upload(path, "fine.tiff").write_result(picture, picture, tmp_path / "b.tiff") == []
+    assert (tmp_path / "b.tiff").read_bytes() == content
+    Upload(path, "fine.tiff").write_result(picture, picture, tmp_path / "b.png")
+    assert Image.open(tmp_path / "b.png").format == "PNG"
+
+
+def test_the_summary_says_what_was_done(work: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fine = saved(tmp_path / "fine.png", data.chelsea()[60:180, 120:240])
+    assert work.restore(fine, Choices()).summary.endswith("s**: left as it is.")
+    text = work.restore(fine, Choices(kind="Noise", steps=3)).summary
+    assert "denoise with ddc, 3 steps, " in text
+    result = work.pipe(Picture.read(fine.path), "denoise", steps=1)
+    text = _summary(replace(result, solvers=["posterior"]), Choices(solver="posterior", steps=20), None)
+    assert "denoise with posterior, " in text and "steps" not in text
+
+
+def test_what_was_taken_back_can_be_undone_by_hand(
+    work: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noisy = data.chelsea()[60:180, 120:240] + np.random.default_rng(0).normal(0, 25, (120, 120, 3))
+    upload = saved(tmp_path / "a.png", noisy.clip(0, 255).astype(np.uint8))
+    monkeypatch.setattr(treatment, "MOST_RESIDUAL", (0.0, 0.0))  # so that no result is good enough
+    done = work.restore(upload, Choices())
+    assert done.summary.endswith("left as it is.")
+    assert any(note.endswith("left as it is. Choose the task by hand to undo it all the same.") for note in done.notes)
+
+
+def test_a_preview_does_not_log_the_private_folder(
+    work: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = Image.fromarray(data.astronaut()[20:84, 180:244])
+    page.save(tmp_path / "stored.tiff", save_all=True, append_images=[page])
+    assert work.preview(Upload(tmp_path / "stored.tiff", "x.tiff"), Choices(kind="Noise")) is not None
+    assert str(tmp_path) not in caplog.text
 
 
 def test_heat_map() -> None:

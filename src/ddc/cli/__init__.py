@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             use_urls(settings)
         code = int(settings.run())
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as with `>&-`
+            sys.stdout.flush()
         return code
     except UserError as error:
         print(f"ddc: {error}", file=sys.stderr)

@@ -238,8 +238,9 @@ def check_folder(folder: Path) -> None:
     try:
         probe.write_bytes(b"ddc")
     except OSError as error:
+        reason = error.strerror if existing.is_dir() else f"{existing} is not a folder"
         raise UserError(
-            f"{folder} cannot be written ({error.strerror}); check its permissions, or give another place with -o"
+            f"{folder} cannot be written ({reason}); check its permissions, or give another place with -o"
         ) from None
     finally:
         with suppress(OSError):
@@ -409,10 +410,10 @@ class Report:
 
 
 def print_line(text: str, stream: TextIO) -> None:
-    """Print a line at once. If its reader has gone, as in `ddc … | head`, the work goes on without output."""
+    """Print a line at once. If its reader has gone, as in `ddc … | head`, or its disk is full, the work goes on without output."""
     try:
         print(text, file=stream, flush=True)
-    except BrokenPipeError:
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

@@ -24,6 +24,8 @@ from ddc.estimates import (
     detail_of,
     direction_spectrum,
     is_possible,
+    lens_blur,
+    noise_in_light,
     noise_of,
     with_jpeg_noise,
 )
@@ -47,6 +49,7 @@ class Findings:
     """What was done to a picture: blurred, then reduced or enlarged, then noise, then JPEG; and what it is."""
 
     blur: BlurEstimate | None = None
+    light: float = 0.0  # σ of the noise in linear light, if that is what was blurred; else 0
     kernel: Tensor | None = None  # of a path of free shape, instead of the blur
     enlargement: Enlargement | None = None
     enlarged_jpeg: EnlargedJPEG | None = None  # the file that was enlarged
@@ -121,7 +124,7 @@ def examine(picture: Picture) -> Findings:
     if hole or is_drawing(pixels):
         return Findings(hole=hole, cut_out=cut_out, drawing=not hole)
     if alpha is not None and cut_out:  # blocks that touch black do not count
-        seen = alpha[tuple(middle_of(picture, SIDE))] >= 1
+        seen = alpha[middle_of(picture, SIDE)] > 0.9
         return Findings(cut_out=True, noise=measure_noise(pixels * seen[:, :, None]))
     settings = jpeg_settings(picture.file)
     luma = luma_chroma(pixels)[0]
@@ -150,11 +153,12 @@ def examine(picture: Picture) -> Findings:
     sigma = noise_of(level, settings, 1 if picture.grey else 3)
     soft = enlargement is None and is_soft(luma)
     # coarse blocks hide detail as a blur does
-    blur = _blur(picture, sigma, quality, demosaiced) if soft and not coarse else None
+    blur, light = _blur(picture, sigma, quality, demosaiced) if soft and not coarse else (None, 0.0)
     may_be_shaken = not coarse and enlargement is None and not noise.unblurred and is_soft(luma, SHAKEN_DROP)
-    kernel = _shake(picture, luma, max(sigma, noise.covering), quality, blur) if may_be_shaken else None
+    kernel = _shake(picture, luma, max(sigma, noise.covering), quality, blur) if may_be_shaken and not light else None
     return Findings(
         blur,
+        light,
         kernel,
         enlargement,
         enlarged_jpeg,
@@ -175,15 +179,19 @@ def is_demosaiced(found: Enlargement) -> bool:
     return found.coherence <= SURE and abs(found.factor - 2) < LIKE_DEMOSAICING
 
 
-def _blur(picture: Picture, sigma: float, quality: int | None, demosaiced: bool) -> BlurEstimate | None:
+def _blur(picture: Picture, sigma: float, quality: int | None, demosaiced: bool) -> tuple[BlurEstimate | None, float]:
+    """Returns the blur that is worth undoing, and the noise in linear light if it happened there."""
     try:
-        blur = blur_before_jpeg(picture, sigma)
+        blur, light = blur_before_jpeg(picture, sigma), 0.0
+        if (found := lens_blur(picture, sigma, blur)) is not None:
+            blur, light = found, noise_in_light(picture, with_jpeg_noise(picture, sigma))
     except UserError:  # the picture is too small
-        return None
+        return None, 0.0
     if demosaiced and not blur.radius and not blur.length:
-        return None  # a camera's own softness at full size
+        return None, 0.0  # a camera's own softness at full size
     least = BLURRED if quality is None or quality >= COARSE_JPEG else BLURRED_IN_JPEG
-    return blur if blur.spread >= least * (1 + 10 * sigma) else None  # noise hides detail as a blur does
+    is_worth_it = blur.spread >= least * (1 + 10 * sigma)  # noise hides detail as a blur does
+    return (blur, light) if is_worth_it else (None, 0.0)
 
 
 def _shake(

@@ -20,7 +20,7 @@ from ddc.diagnosis.findings import STRONGEST, Findings, examine
 from ddc.diagnosis.grain import Noise
 from ddc.diagnosis.planes import luma_chroma
 from ddc.estimates import COARSEST_TO_DEBLUR, is_possible
-from ddc.images import Picture, quantise, to_internal, unit_float
+from ddc.images import Picture, from_light, quantise, to_internal, unit_float
 from ddc.jpegfile import jpeg_settings
 from ddc.operators.base import LinearOperator, Operator
 from ddc.operators.blur import KernelBlur
@@ -59,6 +59,9 @@ LEAST_ERROR = "posterior:realism=0:copies=2"
 # for blurs, whose shape and width are estimates: sharper pictures, or ones that are fitted to y in rounds, get waves; and for
 # enlarged JPEG files, from whose marks sharper pictures make detail
 CALM = "posterior:realism=0.25:rounds=0"
+# for blurs in linear light, whose shape is known well enough to fit the picture to y
+LENS = "posterior:realism=0.25"
+NOISE_OF_LIGHT = 1.5  # times σ in linear light, where the noise is stronger in bright parts
 # What tells that a restoration is worse than its source, see `regret`
 MOST_RESIDUAL, RINGING, STRUCTURE, EVEN, HIDDEN = (1.6, 0.012), (1.25, 0.006), 3.0, 0.008, 3.5
 
@@ -104,6 +107,7 @@ class Treatment:
 
     task: str
     sigma: float = 0.0
+    light: bool = False  # whether the picture is restored in linear light
     shrink: float = 1.0  # the factor by which it was enlarged
     enlarged: EnlargedJPEG | None = None  # the JPEG file that was enlarged
     margins: tuple[int, int] = (0, 0)  # rows and columns to add above and to the left, for whole blocks of JPEG
@@ -120,11 +124,14 @@ class Treatment:
         found = " ".join(self.because)
         if self.task == NOTHING:
             return f"{found} It is left as it is."
-        noise = f" with noise {self.sigma:.3f}" if self.sigma else ""
+        noise = " in linear light" if self.light else ""
+        noise += f" with noise {self.sigma:.3f}" if self.sigma else ""
         return f"{found} {DOING[Task.parse(self.task).family]} ({self.task}{noise})."
 
     def prepared(self, picture: Picture) -> Picture:
         """Returns the picture that is the measurement of the task."""
+        if self.light:
+            return picture.in_light()
         if self.shrink > 1:
             levels = quantise(picture.pixels, 8)
             small = self.enlarged.undone(levels) if self.enlarged else without_enlargement(levels, self.shrink)
@@ -139,6 +146,8 @@ class Treatment:
 
     def finished(self, restored: Picture, source: Picture) -> Picture:
         """Returns a restored picture at the place and in the size of its source."""
+        if self.light:
+            return dataclasses.replace(restored, pixels=from_light(unit_float(restored.pixels)), bits=source.bits)
         if self.shrink > 1 and restored.size != source.size:
             planes = [PIL.Image.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(restored.pixels, 2, 0)]
             size = source.size[::-1]
@@ -175,7 +184,7 @@ def _is_contradicted(plan: Treatment, picture: Picture) -> bool:
     if plan.task == NOTHING or plan.operator is not None:
         return False
     task = Task.parse(plan.task)
-    return task.family == "blur" and not is_possible(picture, task.operator(picture.size), plan.sigma)
+    return task.family == "blur" and not is_possible(plan.prepared(picture), task.operator(picture.size), plan.sigma)
 
 
 def treatment(found: Findings, strength: float = 1.0) -> Treatment | None:
@@ -196,7 +205,8 @@ def treatment(found: Findings, strength: float = 1.0) -> Treatment | None:
     if found.kernel is not None:
         return plan("blur", max(_noise_of_blurred(found), NOISE_OF_SHAKEN), operator=KernelBlur(found.kernel))
     if found.blur is not None and quality >= COARSEST_TO_DEBLUR:
-        return plan(found.blur.task, _noise_of_blurred(found))
+        sigma = NOISE_OF_LIGHT * found.light or _noise_of_blurred(found)
+        return plan(found.blur.task, sigma, light=found.light > 0)
     if found.noise.found:
         return plan("denoise", max(1.1 * found.strength, found.noise.covering))
     if found.compressed and quality >= COARSEST_TO_DEBLUR and not found.saved_again:
@@ -237,7 +247,7 @@ def composition(found: Findings, strength: float = 1.0) -> Treatment | None:
     told = Conditions.of_quality(found.quality)
     error = jpeg_error(told.quality)
     if Task.parse(plain.task).family == "blur":
-        return dataclasses.replace(plain, solver=CALM)
+        return dataclasses.replace(plain, solver=LENS if plain.light else CALM)
     if found.enlarged_jpeg is not None:
         return dataclasses.replace(plain, conditions=Conditions(quality=found.enlarged_jpeg.quality), solver=CALM)
     if found.enlargement is not None:  # an area of the enlarged picture becomes one pixel, and its errors their mean
@@ -290,8 +300,9 @@ def noise_in_bands(noise: Noise) -> tuple[float, tuple[float, ...]]:
     return sigma, tuple(float(value) for value in np.log(bands / sigma).clip(-3, 3).ravel())
 
 
-def regret(restored: Picture, measured: Picture, problem: Problem) -> str | None:
-    """Returns why a restoration is worse than the picture that it was made from, as a sentence; None if it is not."""
+def regret(restored: Picture, measured: Picture, problem: Problem, light: bool = False) -> str | None:
+    """Returns why a restoration is worse than the picture that it was made from, as a sentence; None if it is not.
+    `light`: whether these are pictures in linear light."""
     operator, sigma = problem.operator, float(problem.sigma_y)
     if operator.scale > 1 or not isinstance(operator, LinearOperator) or isinstance(operator, Inpaint):
         return None
@@ -309,8 +320,8 @@ def regret(restored: Picture, measured: Picture, problem: Problem) -> str | None
     order = np.argsort(before)
     quiet, busy = order[: len(order) // 5], order[-(len(order) // 5) :]
     factor, least = RINGING
-    if problem.name == "blur" and len(quiet) and np.median(before[quiet]) >= EVEN:
-        factor = HIDDEN  # a shake hides texture; a shape that was guessed needs the whole test
+    if (problem.name == "blur" or light) and len(quiet) and np.median(before[quiet]) >= EVEN:
+        factor = HIDDEN  # a shake hides texture; a shape that was guessed from values of sRGB needs the whole test
     if len(quiet) and np.median(after[quiet]) > factor * np.median(before[quiet]) + least:
         return "The result has waves where the picture is even, so it is left as it is."
     if isinstance(operator, KernelBlur) or not len(quiet):

@@ -78,6 +78,8 @@ class Posterior(Solver):
     """Network evaluations of a sample by the SDE; the first is the mean. The generator has its own number."""
     realism: float | None = None
     """0 has the least error, 0.5 is sharp if the network can, 1 is a sample. None: the network's; 0 for noise alone above 0.15; no mean in wide holes."""
+    calm: bool = True
+    """Whether noise alone above 0.15 is restored with the mean, if no realism is given; not for several samples."""
     sampler: Literal["auto", "generator", "sde"] = "auto"
     """How a sample is drawn; auto is the generator if the network was trained as one."""
     wide: bool | None = None
@@ -117,9 +119,7 @@ class Posterior(Solver):
         if wide is None and len(set((found := wide_holes(problem.operator)).tolist())) == 1:
             wide = bool(found[0])
         if realism is None and wide is not None:  # else each picture of the batch has its own
-            realism = (
-                network.in_wide_holes if wide else 0.0 if _is_noise_above(MOST_FOR_SHARP, problem) else network.realism
-            )
+            realism = network.in_wide_holes if wide else self._usual(problem, network)
         steps, unmix, rounds, operator = self.steps, self.unmix, self.rounds, problem.operator
         if generator and sampler == "generator":
             steps = 1 + len(generator[0])
@@ -136,6 +136,10 @@ class Posterior(Solver):
             again = realism == 0 and not told and _is_noise_above(LEAST_AGAIN, problem)
         chosen = dataclasses.replace(self, sampler=sampler, wide=wide, realism=realism, steps=steps, unmix=unmix)
         return dataclasses.replace(chosen, rounds=rounds, again=again, copies=copies)
+
+    def _usual(self, problem: Problem, network: "PosteriorDenoiser") -> float:
+        """The realism of a picture without wide holes."""
+        return 0.0 if self.calm and _is_noise_above(MOST_FOR_SHARP, problem) else network.realism
 
     @torch.no_grad()
     def solve(self, run: Run) -> Tensor:

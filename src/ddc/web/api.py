@@ -36,7 +36,8 @@ logger = logging.getLogger("ddc")
 RESTORE = "/api/restore"
 FILES = ("picture", "mask")  # fields of the form; all others are parameters
 MASK_FIELD = "in the field mask of the form (white is known, black a hole)"
-NUMBER = r"[0-9]*\.?[0-9]+"
+NUMBER = r"[0-9]+(\.[0-9]*)?|\.[0-9]+"
+LONGEST = 60  # characters of a parameter
 TYPES = {
     "PNG": "image/png",
     "JPEG": "image/jpeg",
@@ -270,7 +271,9 @@ def _parameters(work: Service) -> dict[str, dict[str, Any]]:
     usual = None if work.pipe.solver in names else names[0]  # without one, the plan of auto may choose
     realism = one("number", None, "From the least error, 0, to a sample, 1; for posterior", minimum=0, maximum=1)
     return {
-        "task": one("string", "auto", "What to undo, as in sr4, deblur, jpeg or denoise; auto finds out", maxLength=60),
+        "task": one(
+            "string", "auto", "What to undo, as in sr4, deblur, jpeg or denoise; auto finds out", maxLength=LONGEST
+        ),
         "sigma": one("string", None, "The noise, for pixels in [0, 1], as in 0.05, or auto", maxLength=20),
         "solver": one("string", usual, f"The algorithm: {', '.join(names)}; by default the model's", enum=names),
         "steps": one("integer", None, "Sampling steps; by default those of the solver", minimum=1, maximum=1000),
@@ -304,7 +307,9 @@ def _fields(form: FormData) -> list[tuple[str, str]]:
 
 
 def _value(name: str, text: str, schema: dict[str, Any]) -> Any:
-    """The value of a parameter; one that its schema excludes is refused."""
+    """The value of a parameter; one that its schema excludes is refused, one that is long before it is searched."""
+    if len(text) > (longest := schema.get("maxLength", LONGEST)):
+        raise Refusal(400, f"{name} is {text[:40]!r}…; expected a short text, of at most {longest} characters")
     if schema["type"] == "integer":
         low, high = schema["minimum"], schema["maximum"]
         if not re.fullmatch(r"-?[0-9]{1,10}", text) or not low <= int(text) <= high:
@@ -316,7 +321,7 @@ def _value(name: str, text: str, schema: dict[str, Any]) -> Any:
             raise Refusal(400, f"{name} is {text[:40]!r}; expected a number from {low} to {high}")
         return float(text)
     allowed = schema.get("enum")
-    if (allowed and text not in allowed) or len(text) > schema.get("maxLength", 60) or not text.isprintable():
+    if (allowed and text not in allowed) or not text.isprintable():
         raise Refusal(400, f"{name} is {text[:40]!r}; expected {' or '.join(allowed) if allowed else 'a short text'}")
     return text
 

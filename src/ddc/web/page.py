@@ -76,14 +76,14 @@ class RestorationPage:
     # handlers of "Restore my photo"
 
     def uploaded(self, request: gr.Request, data: Mapping[str, Any] | None) -> tuple[Any, ...]:
-        """→ upload, facts, the fields that are detected, editor, picture."""
+        """→ upload, facts, the fields that are detected, canvas, editor, picture."""
         if data is None:
             return self.cleared()
         upload = _as_upload(data)
         try:
             seen = self._seen(request, upload)
         except UserError as error:  # the picture before it goes as well, so that nobody restores what is not shown
-            return None, _warn(error), *[gr.skip()] * len(DETECTED), None, None
+            return None, _warn(error), *[gr.skip()] * len(DETECTED), None, None, None
         return *seen, gr.skip() if upload.path.suffix.lower() in SHOWN_BY_BROWSERS else seen[-1]
 
     def clicked(self, request: gr.Request, upload: Upload, choices: Choices) -> tuple[Any, ...]:
@@ -92,11 +92,11 @@ class RestorationPage:
 
     def cleared(self) -> tuple[Any, ...]:
         """The same where there is no picture."""
-        return None, "", *[gr.skip()] * len(DETECTED), None, gr.skip()
+        return None, "", *[gr.skip()] * len(DETECTED), None, None, gr.skip()
 
     def _seen(self, request: gr.Request, upload: Upload, choices: Choices | None = None) -> tuple[Any, ...]:
         picture = upload.read(self.work.limits)
-        facts, suggested = inspect(upload.name, picture)
+        facts, suggested = inspect(upload.name, picture, self.work.limits)
         wanted = replace(choices or suggested, **self.first)
         detected = [getattr(wanted, name) for name in DETECTED[:-2]]
         quick = self.work.quick
@@ -105,7 +105,7 @@ class RestorationPage:
         with self.work.store.room(3 * CANVAS**2):
             folder = self.work.store.new_folder(visitor_of(request.session_hash))
             canvas = _stored(folder, "canvas", view(picture, CANVAS))
-        return upload, html.escape(facts, quote=False), *detected, canvas
+        return upload, html.escape(facts, quote=False), *detected, canvas, canvas
 
     def _form(self, form: type[Form], values: Sequence[Any]) -> Form:
         return from_values(form, values, self.settings)
@@ -115,6 +115,10 @@ class RestorationPage:
         choices = self._form(Choices, values)
         visible = [control.visible(choices) for control in controls(Choices, "details").values()]
         return [gr.update(visible=each) for each in (*visible, choices.kind in PAINTED)]
+
+    def unpainted(self, canvas: str | None, kind: Any) -> Any:
+        """→ editor: a painting that is no longer shown goes."""
+        return gr.skip() if kind in PAINTED else canvas
 
     def forecast(self, upload: Upload | None, *values: Any) -> str:
         if upload is None:
@@ -126,24 +130,25 @@ class RestorationPage:
 
     def preview(
         self, request: gr.Request, upload: Upload | None, values: Sequence[Any], place: tuple[int, int] | None = None
-    ) -> tuple[Any, Any]:
-        """→ slider, summary: of a small part, before the whole picture is restored."""
+    ) -> tuple[Any, ...]:
+        """→ slider, summary, uncertainty, files, command, Python: a small part, which replaces the result before it."""
         if upload is None:
-            return gr.skip(), gr.skip()
+            return (gr.skip(),) * len(no_result())
         try:
             shown = self.work.preview(upload, self._form(Choices, values), place)
             if shown is None:
-                return None, ""
+                return no_result()
             with self.work.store.room(6 * PREVIEWED**2):
                 folder = self.work.store.new_folder(visitor_of(request.session_hash))
                 parts = _stored(folder, "before", shown[0]), _stored(folder, "after", shown[1])
-            return parts, f"{shown[2]} Click your picture to see another part; Restore does the whole of it."
+            text = f"{shown[2]} Click your picture to see another part; Restore does the whole of it."
+            return parts, text, *no_result()[2:]
         except UserError as error:
-            return None, f"⚠ {_sentence(str(error))}"
+            return None, f"⚠ {_sentence(str(error))}", *no_result()[2:]
 
     def opening(self, upload: Upload, choices: Choices) -> Callable[[], tuple[Any, ...]]:
         """What a new tab shows: an example, restored when the page starts. → upload, facts, the fields that are detected,
-        editor, picture, slider, summary, uncertainty, files, command, Python."""
+        canvas, editor, picture, slider, summary, uncertainty, files, command, Python."""
         if self.work.pipe.solver not in self.work.solver_names():
             return lambda: (*self.cleared(), *no_result())
         wanted = replace(choices, **self.first)
@@ -153,8 +158,8 @@ class RestorationPage:
         folder = upload.path.parent / "shown"
         parts = _stored(folder, "before", before), _stored(folder, "after", after)
         detected = [getattr(wanted, name) for name in DETECTED]
-        told = "An example: drop your own picture on the left, or click another example."
-        values = (upload, told, *detected, None, str(upload.path), parts, "", *no_result()[2:])
+        told = "An example: drop your own picture above, or click another example."
+        values = (upload, told, *detected, None, None, str(upload.path), parts, "", *no_result()[2:])
         return lambda: values
 
     # ------------------------------------------------------------------------------------------------------
@@ -238,7 +243,21 @@ class RestorationPage:
     # handlers of both
 
     def stop(self, request: gr.Request) -> None:
-        self.visitors.stop(str(request.session_hash))
+        for handler in (self.restore, self.restore_several, self.compare):
+            self._stop(handler, request)
+
+    def _stop(self, handler: Callable[..., Any], request: gr.Request) -> None:
+        self.visitors.stop(_run_name(handler, request))
+
+    def emptied(self, request: gr.Request) -> tuple[Any, ...]:
+        """What is shown of the picture before, which is no longer restored. → slider, …, Python."""
+        self._stop(self.restore, request)
+        return no_result()
+
+    def emptied_several(self, request: gr.Request) -> tuple[Any, ...]:
+        """The same for several pictures. → files, what was found."""
+        self._stop(self.restore_several, request)
+        return gr.update(value=None, visible=False), ""
 
     def _heavy(self, handler: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
         """A handler as an event that shows its progress, can be stopped, and shows errors to the visitor."""
@@ -248,17 +267,19 @@ class RestorationPage:
             if not values[0]:
                 text = "Upload a picture first, or click an example."
                 raise gr.Error(text, title="No picture", print_exception=False)
-            session = str(request.session_hash)
-            report = self.visitors.begin(session, lambda share, text: progress(share, desc=text))
+            name = _run_name(handler, request)
+            report = self.visitors.begin(name, lambda share, text: progress(share, desc=text))
             try:
-                return handler(visitor_of(session), report, *values)
+                shown = handler(visitor_of(request.session_hash), report, *values)
+                report(1.0, "Done")  # a result that was stopped after its last step is not shown either
+                return shown
             except Stopped as stopped:  # the page stays as it was
                 gr.Info(_sentence(str(stopped)))
                 return gr.skip()
             except UserError as error:
                 raise _refused(error) from None
             finally:
-                self.visitors.stop(session)
+                self.visitors.stop(name)
 
         event.__name__ = handler.__name__
         return event
@@ -281,7 +302,7 @@ class RestorationPage:
         return page
 
     def _build_restore(self, page: gr.Blocks) -> None:
-        upload, form = gr.State(), replace(Choices(), **self.first)
+        upload, canvas, form = gr.State(), gr.State(), replace(Choices(), **self.first)
         examples = write_examples(self.work.store.examples / "restore")
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=360):
@@ -301,44 +322,42 @@ class RestorationPage:
                 results = restore_results()
 
         values = list(fields.values())
-        seen = [upload, facts, *(fields[name] for name in DETECTED), editor, picture]
+        seen = [upload, facts, *(fields[name] for name in DETECTED), canvas, editor, picture]
         told: dict[str, Any] = {"fn": self.forecast, "inputs": [upload, *values], "outputs": forecast, **AT_ONCE}
         # Uploads are queued, because only queued events can show a warning.
-        gone: dict[str, Any] = {
-            "fn": no_result,
-            "inputs": None,
-            "outputs": results,
-            **AT_ONCE,
-        }  # of the picture before
-        glance: dict[str, Any] = {"outputs": results[:2], "show_progress_on": results[0], **HEAVY}
+        # Before another picture is examined, which takes seconds, the result of the one before it goes.
+        gone: dict[str, Any] = {"fn": self.emptied, "inputs": None, "outputs": results, **AT_ONCE}
+        for event in (picture.upload, picture.clear, gallery.click):
+            event(**gone)
+        glance: dict[str, Any] = {"outputs": results, "show_progress_on": results[0], **HEAVY}
 
-        def preview(request: gr.Request, upload: Any, *values: Any) -> tuple[Any, Any]:
+        def preview(request: gr.Request, upload: Any, *values: Any) -> tuple[Any, ...]:
             return self.preview(request, upload, values)
 
-        def preview_here(request: gr.Request, clicked: gr.SelectData, upload: Any, *values: Any) -> tuple[Any, Any]:
+        def preview_here(request: gr.Request, clicked: gr.SelectData, upload: Any, *values: Any) -> tuple[Any, ...]:
             return self.preview(request, upload, values, clicked.index and (clicked.index[1], clicked.index[0]))
 
         looked: dict[str, Any] = {"fn": preview, "inputs": [upload, *values], **glance}
         picture.select(preview_here, [upload, *values], **glance)
         for name in ("kind", "strength", "scale", "shape"):
-            fields[name].input(**looked)
+            fields[name].input(**looked | {"trigger_mode": "always_last"})
         page.load(self.opening(*examples[0]), None, [*seen, *results], **AT_ONCE)
-        picture.upload(self.uploaded, picture, seen, **QUIET).then(**gone).then(**told).then(**looked)
-        picture.clear(self.cleared, None, seen, **AT_ONCE).then(**told).then(**gone)
+        picture.upload(self.uploaded, picture, seen, **QUIET).then(**told).then(**looked)
+        picture.clear(self.cleared, None, seen, **AT_ONCE).then(**told)
 
         def example(request: gr.Request, index: Any) -> tuple[Any, ...]:
             return self.clicked(request, *_chosen(examples, index))
 
-        gallery.click(_telling(example), gallery, seen, **AT_ONCE).then(**gone).then(**told).then(**looked)
+        gallery.click(_telling(example), gallery, seen, **AT_ONCE).then(**told).then(**looked)
         details = [fields[name] for name in controls(Choices, "details")]
         for name in ("kind", "shape"):
-            fields[name].change(_telling(self.visibility), values, [*details, editor], **AT_ONCE)
+            shown = fields[name].change(_telling(self.visibility), values, [*details, editor], **AT_ONCE)
+            shown.then(self.unpainted, [canvas, fields["kind"]], editor, **AT_ONCE)
         _follow_solver(fields["solver"], fields["steps"])
         for field in values:
             field.change(trigger_mode="always_last", **told)
-        event = self._heavy(self.restore)
         given = [upload, editor, *values]
-        go.click(event, given, results, show_progress_on=results[0], scroll_to_output=True, **HEAVY)
+        go.click(self._heavy(self.restore), given, results, show_progress_on=results[0], scroll_to_output=True, **HEAVY)
         halt.click(self.stop, **AT_ONCE)
 
     def _build_several(self) -> None:
@@ -358,6 +377,7 @@ class RestorationPage:
         said = gr.Markdown(elem_id="several-said")
         files = gr.File(label="Download", file_count="multiple", visible=False, interactive=False, elem_classes="files")
         event = self._heavy(self.restore_several)
+        pictures.clear(self.emptied_several, None, [files, said], **AT_ONCE)
         go.click(event, [pictures, solver, kind], [files, said], show_progress_on=said, **HEAVY)
         halt.click(self.stop, **AT_ONCE)
 
@@ -411,6 +431,11 @@ class RestorationPage:
 def _follow_solver(solver: Any, steps: Any) -> None:
     """Choosing a solver sets the steps to its own number."""
     solver.change(lambda name: SOLVERS[name]().steps if name in SOLVERS else gr.skip(), solver, steps, **AT_ONCE)
+
+
+def _run_name(handler: Callable[..., Any], request: gr.Request) -> str:
+    """The run of a handler in a browser tab, among all runs."""
+    return f"{handler.__name__} {request.session_hash}"
 
 
 def _as_upload(data: Mapping[str, Any]) -> Upload:

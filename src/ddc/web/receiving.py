@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -147,8 +148,14 @@ def file_name(name: str | None) -> str:
 
 
 def write_upload(path: Path, given: UploadFile) -> None:
+    """Store an upload. A file of that name stays whole for whoever is reading it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    given.file.seek(0)
-    with path.open("wb") as file:
-        while part := given.file.read(2**20):
-            file.write(part)
+    temporary = path.with_name(f".{uuid.uuid4().hex}.part")
+    try:
+        given.file.seek(0)
+        with temporary.open("wb") as file:
+            while part := given.file.read(2**20):
+                file.write(part)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -27,6 +27,7 @@ from ddc.problems import DETECTED, TASKS, Problem, Task
 from ddc.solvers import SOLVERS
 from ddc.solvers.base import Solver
 from ddc.solvers.gradients import GradientSolver
+from ddc.solvers.posterior import Posterior
 from ddc.tiling import plan_for
 from ddc.web import shown
 from ddc.web.controls import REMOVE, TRY_TASKS, Choices, Trial
@@ -40,6 +41,7 @@ Progress = Callable[[float, str], None]
 FRESH = 120  # seconds for which a measured speed is believed; others may begin to use the computer
 LONG = 60  # seconds from which a quicker solver is named
 PREVIEWED = 256  # pixels of a preview
+TAKEN_BACK = "so it is left as it is."  # in the note about a result of the task auto that was worse
 
 
 class Stopped(UserError):
@@ -247,7 +249,7 @@ class Service:
                 uncertainty=None if doubt is None else resized(heat_map(doubt), height, width),
                 files=files,
                 summary=_summary(result, choices, std),
-                notes=[*notes, *(upload.rename(note) for note in result.notes[0]), *more],
+                notes=[*notes, *(_with_advice(upload.rename(note)) for note in result.notes[0]), *more],
                 command=shown.command_line(upload.name, choices, mask is not None),
                 python=shown.python_code(upload.name, choices, mask is not None),
             )
@@ -282,7 +284,7 @@ class Service:
         """
         if choices.task == "inpaint":
             return None
-        picture = upload.read(self.limits)
+        picture, _ = upload.read_with_notes(self.limits)
         _checked(choices.task, picture.size, choices.options)
         task: str | Operator = choices.task
         options: Options = {"solver": self.quick, "names": [upload.name], "sigma": choices.options.get("sigma")}
@@ -474,11 +476,17 @@ def _whole(result: RestorationResult) -> Picture:
     return result.pictures[0] if result.tasks[0] == NOTHING else result.mean[0]
 
 
+def _with_advice(note: str) -> str:
+    """A note; one that a result was taken back says how to get it all the same."""
+    return f"{note} Choose the task by hand to undo it all the same." if TAKEN_BACK in note else note
+
+
 def _summary(result: RestorationResult, choices: Choices, std: Tensor | None) -> str:
     height, width = result.picture.size
-    text = f"**{width} × {height} pixels in {result.seconds:.1f} s**: {result.tasks[0]}"
+    text = f"**{width} × {height} pixels in {result.seconds:.1f} s**: "
+    text += "left as it is" if result.tasks[0] == NOTHING else result.tasks[0]
     if solver := result.solvers[0]:
-        steps = f"{choices.steps} steps, " if solver == choices.solver else ""
+        steps = f"{choices.steps} steps, " if solver == choices.solver != Posterior.name else ""
         text += f" with {solver}, {steps}{result.evaluations} network evaluations"
     if std is None:
         return text + "."

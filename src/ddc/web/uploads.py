@@ -23,6 +23,18 @@ from ddc.web.limits import SMALLEST_SIDE, Limits
 SHOWABLE = "PNG, JPEG, WebP, TIFF, BMP or HEIC"
 
 
+class _Everything(set[str]):
+    """A set of all texts."""
+
+    def __contains__(self, text: object) -> bool:
+        return True
+
+
+def quietly(notes: list[str]) -> contextlib.AbstractContextManager[None]:
+    """Collect warnings instead of logging them: they name files in the private folder."""
+    return noting(notes, _Everything())
+
+
 @dataclass(frozen=True)
 class Upload:
     """A visitor's file: where it is stored, and its name on the visitor's computer."""
@@ -67,7 +79,7 @@ class Upload:
     def read_with_notes(self, limits: Limits) -> tuple[Picture, list[str]]:
         """The picture, and the warnings about its file."""
         notes: list[str] = []
-        with noting(notes, set()):
+        with quietly(notes):
             picture = self.read(limits)
         return picture, [self.rename(note) for note in notes]
 
@@ -88,16 +100,17 @@ class Upload:
                 shutil.copyfile(self.path, temporary)
             return []
         notes: list[str] = []
-        with noting(notes, set()):
+        with quietly(notes):
             after.write(target, quality)
         return [self.rename(note, target) for note in notes]
 
     def _has_format(self, suffix: str) -> bool:
-        """Whether the content is of the format that this suffix stands for; the file's own suffix may be wrong."""
+        """Whether the content is of the format that this suffix stands for; the file's own suffix may be wrong, and counts
+        only where Pillow does not know the content."""
+        name = FORMATS.get(Path(self.name).suffix.lower())
         with contextlib.suppress(Exception), open_image(self.path) as image:
             name = "JPEG" if image.format == "MPO" else image.format  # of a JPEG with a preview
-            return bool(name == FORMATS[suffix.lower()])
-        return False
+        return name == FORMATS[suffix.lower()]
 
     def rename(self, text: str, result: Path | None = None) -> str:
         """The text with the visitor's name for the file, also in place of the result's path."""
@@ -105,19 +118,22 @@ class Upload:
         return text if result is None else text.replace(str(result), self.name)
 
 
-def inspect(name: str, picture: Picture) -> tuple[str, Choices]:
-    """What was found in a picture, in sentences, and the choices that fit it."""
+def inspect(name: str, picture: Picture, limits: Limits | None = None) -> tuple[str, Choices]:
+    """What was found in a picture, in sentences, and the choices that fit it and the limits."""
     found = examine(picture)
     plan = replace(treatment(found) or Treatment(NOTHING), because=tuple(found.sentences()))
-    said = plan.in_words() if plan.task != NOTHING else f"{' '.join(plan.because)} It can be enlarged."
+    scale = _enlargement(picture, limits or Limits())
+    said = plan.in_words()
+    if plan.task == NOTHING and scale:
+        said = f"{' '.join(plan.because)} It can be enlarged."
     blur, shape = found.blur or BlurEstimate(width=Choices.blur), SOFT
     if blur.radius:
         shape = DISC
     elif blur.length:
         shape = LINE
     choices = Choices(
-        kind=HOLES if found.hole else SUPER_RESOLUTION if plan.task == NOTHING else AUTO,
-        scale=4 if max(picture.size) <= 512 else 2,
+        kind=HOLES if found.hole else SUPER_RESOLUTION if plan.task == NOTHING and scale else AUTO,
+        scale=scale or 2,
         shape=shape,
         blur=blur.radius or blur.length or blur.width,
         softness=Choices.softness if shape == SOFT else blur.width,
@@ -126,6 +142,16 @@ def inspect(name: str, picture: Picture) -> tuple[str, Choices]:
         sigma=round(plan.sigma, 3),
     )
     return f"**{name}**, {picture.size[1]} × {picture.size[0]} pixels. {said}", choices
+
+
+def _enlargement(picture: Picture, limits: Limits) -> int | None:
+    """How many times a picture may well be enlarged; None if it is too large already."""
+    height, width = picture.size
+    for scale in (4, 2) if max(picture.size) <= 512 else (2,):
+        with contextlib.suppress(UserError):
+            limits.check_size(scale * height, scale * width)
+            return scale
+    return None
 
 
 def write_examples(folder: Path) -> list[tuple[Upload, Choices]]:
