@@ -364,12 +364,12 @@ def noise_in_light(picture: Picture, sigma_y: float) -> float:
 
 
 def lens_blur(picture: Picture, sigma_y: float, other: BlurEstimate) -> BlurEstimate | None:
-    """Returns the disc or the line that blurred a picture in linear light, as a lens or a moving camera does. It should explain
-    more than another disc or line that blurred the values of sRGB."""
+    """Returns the disc that blurred a picture in linear light, as a lens out of focus does. It should explain more than another
+    disc or line that blurred the values of sRGB."""
     light, sigma_y = picture.in_light(), with_jpeg_noise(picture, sigma_y)
     noise = noise_in_light(picture, sigma_y)
     blur = estimate_blur(light, noise)
-    if not blur.radius and not blur.length:
+    if not blur.radius:
         return None
     if not other.radius and not other.length:
         return blur
