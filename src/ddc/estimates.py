@@ -363,17 +363,18 @@ def noise_in_light(picture: Picture, sigma_y: float) -> float:
     return max(sigma_y, ROUNDING_8_BIT) * math.sqrt(float((slope**2).mean()))
 
 
-def lens_blur(picture: Picture, sigma_y: float, other: BlurEstimate) -> BlurEstimate | None:
-    """Returns the disc that blurred a picture in linear light, as a lens out of focus does. It should explain more than another
-    disc or line that blurred the values of sRGB."""
+def lens_blur(picture: Picture, sigma_y: float, other: BlurEstimate) -> tuple[BlurEstimate, float] | None:
+    """Returns the disc that blurred a picture in linear light, as a lens out of focus does, and σ of the noise there. The disc
+    should explain more than another disc or line that blurred the values of sRGB."""
     light, sigma_y = picture.in_light(), with_jpeg_noise(picture, sigma_y)
     noise = noise_in_light(picture, sigma_y)
     blur = estimate_blur(light, noise)
     if not blur.radius:
         return None
-    if not other.radius and not other.length:
-        return blur
-    return blur if unexplained(light, blur, noise) < SURELY_LIGHT * unexplained(picture, other, sigma_y) else None
+    alone = not other.radius and not other.length
+    if alone or unexplained(light, blur, noise) < SURELY_LIGHT * unexplained(picture, other, sigma_y):
+        return blur, noise
+    return None
 
 
 def unexplained(picture: Picture, blur: BlurEstimate, sigma_y: float) -> float:

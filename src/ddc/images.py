@@ -5,6 +5,7 @@ that the restored picture can be written with it.
 """
 
 import logging
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -247,6 +248,27 @@ class Picture:
             except Exception:  # metadata that this format cannot hold: too long, or damaged
                 write_file(temporary, kind, Stored(whole), quality)
                 logger.warning("%s is written without its metadata, which %s cannot hold", path, kind)
+
+    def write_unchanged(self, path: Path, quality: int = 95) -> None:
+        """Write a picture that was not restored. If `path` has the format of its file, the file is copied and loses nothing."""
+        source = self.file
+        if source is None or _format_of(self.path, source) != FORMATS.get(path.suffix.lower()):
+            return self.write(path, quality)
+        with appearing(path) as temporary:
+            if isinstance(source, bytes):
+                temporary.write_bytes(source)
+            else:
+                shutil.copyfile(source, temporary)
+
+
+def _format_of(name: Path | None, source: Path | bytes) -> str | None:
+    """The format of a picture's file, by its content, or by its name where Pillow does not know it (.npy)."""
+    try:
+        with open_image(source) as image:
+            kind: str | None = image.format
+    except Exception:  # decoders raise nearly everything
+        return None if name is None else FORMATS.get(name.suffix.lower())
+    return "JPEG" if kind == "MPO" else kind  # a JPEG file with more pictures in it
 
 
 ImageLike = str | Path | Picture | Tensor | np.ndarray[Any, Any] | Image.Image  # what people give as an image

@@ -1,11 +1,8 @@
 """The files that `ddc restore` writes for a picture."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-
-from ddc.formats import FORMATS, open_image
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +37,7 @@ def write_result(
     if doubt is not None:
         half = (doubt[1] - doubt[0]).mean(0, keepdim=True) / 2
         Picture.from_tensor((half / DOUBT_OF_WHITE).clamp(0, 1), grey=True).write(files.pop())
-    write: Callable[[Picture, Path, int], None] = write_unchanged if unchanged else Picture.write
+    write: Callable[[Picture, Path, int], None] = Picture.write_unchanged if unchanged else Picture.write
     if len(samples) == 1:
         return write(samples[0], files[0], quality)
     target, *numbered, std_numbers, std_picture = files
@@ -50,27 +47,3 @@ def write_result(
         np.save(file, std.permute(1, 2, 0).numpy())
     Picture.from_tensor(std.mean(0, keepdim=True) / STD_OF_WHITE, grey=True).write(std_picture)
     write(samples[0] if unchanged else mean, target, quality)
-
-
-def write_unchanged(picture: "Picture", path: Path, quality: int) -> None:
-    """Write a picture that was not restored. If `path` has the format of its file, the file is copied and loses nothing."""
-    from ddc.images import appearing
-
-    source = picture.file
-    if source is None or _format_of(picture.path, source) != FORMATS[path.suffix.lower()]:
-        return picture.write(path, quality)
-    with appearing(path) as temporary:
-        if isinstance(source, bytes):
-            temporary.write_bytes(source)
-        else:
-            shutil.copyfile(source, temporary)
-
-
-def _format_of(name: Path | None, source: Path | bytes) -> str | None:
-    """The format of a picture's file, by its content, or by its name where Pillow does not know it (.npy)."""
-    try:
-        with open_image(source) as image:
-            kind: str | None = image.format
-    except OSError:
-        return None if name is None else FORMATS.get(name.suffix.lower())
-    return "JPEG" if kind == "MPO" else kind  # a JPEG file with more pictures in it

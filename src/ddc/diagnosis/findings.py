@@ -25,7 +25,6 @@ from ddc.estimates import (
     direction_spectrum,
     is_possible,
     lens_blur,
-    noise_in_light,
     noise_of,
     with_jpeg_noise,
 )
@@ -182,9 +181,8 @@ def is_demosaiced(found: Enlargement) -> bool:
 def _blur(picture: Picture, sigma: float, quality: int | None, demosaiced: bool) -> tuple[BlurEstimate | None, float]:
     """Returns the blur that is worth undoing, and the noise in linear light if it happened there."""
     try:
-        blur, light = blur_before_jpeg(picture, sigma), 0.0
-        if (found := lens_blur(picture, sigma, blur)) is not None:
-            blur, light = found, noise_in_light(picture, with_jpeg_noise(picture, sigma))
+        found = blur_before_jpeg(picture, sigma)
+        blur, light = lens_blur(picture, sigma, found) or (found, 0.0)
     except UserError:  # the picture is too small
         return None, 0.0
     if demosaiced and not blur.radius and not blur.length:

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import shutil
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +13,8 @@ from ddc.diagnosis.findings import examine
 from ddc.diagnosis.treatment import NOTHING, Treatment, treatment
 from ddc.errors import UserError
 from ddc.estimates import BlurEstimate
-from ddc.formats import FORMATS, READABLE, open_image
-from ddc.images import Picture, appearing
+from ddc.formats import READABLE, open_image
+from ddc.images import Picture
 from ddc.telling import noting
 from ddc.web.controls import AUTO, BLUR, DISC, HOLES, JPEG, LINE, NOISE, SOFT, SUPER_RESOLUTION, Choices
 from ddc.web.limits import SMALLEST_SIDE, Limits
@@ -95,22 +94,10 @@ class Upload:
     def write_result(self, before: Picture, after: Picture, target: Path, quality: int = 95) -> list[str]:
         """Write what was made of the picture; returns warnings. If nothing was made of it, and its format stays, the file
         itself is copied, because encoding it again would lose quality."""
-        if after is before and self._has_format(target.suffix):
-            with appearing(target) as temporary:
-                shutil.copyfile(self.path, temporary)
-            return []
         notes: list[str] = []
         with quietly(notes):
-            after.write(target, quality)
+            (before.write_unchanged if after is before else after.write)(target, quality)
         return [self.rename(note, target) for note in notes]
-
-    def _has_format(self, suffix: str) -> bool:
-        """Whether the content is of the format that this suffix stands for; the file's own suffix may be wrong, and counts
-        only where Pillow does not know the content."""
-        name = FORMATS.get(Path(self.name).suffix.lower())
-        with contextlib.suppress(Exception), open_image(self.path) as image:
-            name = "JPEG" if image.format == "MPO" else image.format  # of a JPEG with a preview
-        return name == FORMATS[suffix.lower()]
 
     def rename(self, text: str, result: Path | None = None) -> str:
         """The text with the visitor's name for the file, also in place of the result's path."""
